@@ -30,7 +30,7 @@ _PREFIX = re.compile(
     | \[\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:\ (?:TP|DP|PP)\d{1,4})*\]
     | \[?(?:TRACE|DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?:?(?=\s)
     | [EWIF]\d{4}\ \d\d:\d\d:\d\d\.\d{1,9}\s{1,4}\d{1,9}\ [\w./-]{1,80}:\d{1,6}\]  # glog
-    | \[[\w./-]{1,80}\.(?:py|cpp|cc):\d{1,6}\]
+    | \[?[\w./-]{1,80}\.(?:py|cpp|cc):\d{1,6}\]
     | E(?=\ {3})                                                     # pytest
     | >(?=\s)
     | std(?:out|err)\ [FP](?=\s)                                     # containers
@@ -41,6 +41,12 @@ _MOST_PREFIXES = 8
 MOST_OF_PREFIX = 200
 _SPEAKER = re.compile(r"\((\w[\w.:-]{0,60})[\w .:/=-]{0,40}? pid=\d")
 """The name of a process before its number, as Ray and vLLM print it."""
+ALIKE = 32
+"""Lines of one shape that are read at the beginning of a log, and at its end: what a run is set to is in the
+first, how far it came in the last.
+"""
+_WITHOUT_DIGITS = str.maketrans("", "", "0123456789abcdef .,+-=_#>█▏▎▍▌▋▊▉░━╸╺ \t")
+"""Digits, those of hexadecimal numbers among them, and what bars are drawn of."""
 _ENDS_OF_LINES, _DIGITS = bytes.maketrans(b"\r", b"\n"), b"0123456789"
 
 
@@ -67,7 +73,18 @@ class Log:
 
     @cached_property
     def text(self) -> str:
-        return "\n".join(self.lines)
+        """The lines; of those that differ by digits and bars alone, as steps do, the first and the last."""
+        if len(self.lines) <= 2 * ALIKE:
+            return "\n".join(self.lines)
+        shapes = [line.translate(_WITHOUT_DIGITS) for line in self.lines]
+        left, seen = Counter(shapes), Counter[str]()
+        kept = []
+        for line, shape in zip(self.lines, shapes, strict=True):
+            if seen[shape] < ALIKE or left[shape] <= ALIKE:
+                kept.append(line)
+            seen[shape] += 1
+            left[shape] -= 1
+        return "\n".join(kept)
 
     def line_at(self, place: int) -> int:
         """The number, from 0, of the line that holds a place of ``squeezed``."""
@@ -112,6 +129,7 @@ _HOST = re.compile(
     r"\s{0,4}([\w.@-]{1,80}(?::|\s{1,4}\|))\s{0,12}"
     r"(?:\[(?:default|rank)?\d{1,6}\]:\s{0,12})?(?:File \"|Traceback \(most recent)"
 )
+_TASK = re.compile(r"\s{0,4}(\d{1,5}:)(?=\s|$)")
 _IN_FRONT = re.compile(r"\s{0,4}([\w.@-]{1,80}(?::|\s{1,4}\|))(?=\s|\[|$)")
 LEAST_LINES = 2
 """Lines of tracebacks that a word has to stand before to be a host's or a task's."""
@@ -119,11 +137,16 @@ LEAST_LINES = 2
 
 def _hosts_in_front(raws: Iterable[str]) -> frozenset[str]:
     """What launchers put before each line that is of no form of theirs alone: a host's name (pdsh,
-    containers), a task's number (srun --label). Known by the lines of tracebacks that it stands before.
+    containers), a task's number (srun --label). Known by the lines of tracebacks that it stands before; a
+    number also where most lines have one, and several the same.
     """
-    marked = (raw for raw in raws if 'File "' in raw or "Traceback (most" in raw)
+    lines = [raw for raw in raws if raw.strip()]
+    marked = (raw for raw in lines if 'File "' in raw or "Traceback (most" in raw)
     counts = Counter(found[1] for raw in marked if (found := _HOST.match(raw)))
-    return frozenset(name for name, count in counts.items() if count >= LEAST_LINES)
+    hosts = {name for name, count in counts.items() if count >= LEAST_LINES}
+    tasks = Counter(found[1] for raw in lines if (found := _TASK.match(raw)))
+    numbered = sum(tasks.values()) * 2 > len(lines) and max(tasks.values()) > LEAST_LINES
+    return frozenset(hosts | set(tasks) if numbered else hosts)
 
 
 def _without_host(raw: str, hosts: frozenset[str]) -> str:

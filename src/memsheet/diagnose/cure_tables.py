@@ -251,6 +251,14 @@ SERVER_SHARE = {
     "SGLang": "--mem-fraction-static",
     TGI: "--cuda-memory-fraction",
 }
+SERVER_GRAPHS = {
+    "vLLM": "--enforce-eager (or fewer sizes: --cuda-graph-sizes N)",
+    "SGLang": "--cuda-graph-max-bs N (or --disable-cuda-graph)",
+    TGI: "--cuda-graphs 0",
+}
+"""vllm 0.11, vllm/engine/arg_utils.py; sglang 0.4, srt/server_args.py; text-generation-inference 3, its
+launcher.
+"""
 SERVER_PARALLEL = {"vLLM": "--tensor-parallel-size N", "SGLang": "--tp N", TGI: "--num-shard N"}
 RUNNERS = {
     (

@@ -35,6 +35,7 @@ from memsheet.diagnose.cure_tables import (
     RECOMPUTE,
     RUNNERS,
     SERVER_ADAPTERS,
+    SERVER_GRAPHS,
     SERVER_PARALLEL,
     SERVER_REQUESTS,
     SERVER_SHARE,
@@ -93,7 +94,7 @@ UNTIL_FILLED = "until what grows has filled that too"
 
 def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> tuple[Cure, ...]:
     """At most four, what helps first. ``who``: the device's kind, as the message has it."""
-    found = list(_cures_for(cause, figures, signs, term, who))
+    found = list(dict.fromkeys(_cures_for(cause, figures, signs, term, who)))
     order = {YES: 0, MAYBE: 1, NO: 2}
     helping = [cure for cure in found if cure.helps != NO][: MOST - 1]
     rest = [cure for cure in found if cure.helps == NO]
@@ -362,6 +363,10 @@ def _in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cu
         change=f"a share of the card that is smaller by 0.{max(1, hundredths):02d} or more" if hundredths < 100 else "a smaller share of the card",
         helps=MAYBE, saves_bytes=lacking.high, where=share, why=f"{at_most_words(lacking)} are short beside the cache",
     )  # fmt: skip
+    if signs.phase == "graphs":
+        yield Cure(
+            change="fewer CUDA graphs, or none", helps=MAYBE, where=SERVER_GRAPHS.get(signs.program, "")
+        )
     if signs.frame is PROMPT_PROBS:
         yield from OF_PROMPTS.get(signs.program, ())
     elif term is not None and term.path == "sampler" and (count := _first_axis(term)):

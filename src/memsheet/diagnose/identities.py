@@ -35,7 +35,7 @@ from memsheet.diagnose.model_tensors import (
     patches_in_text,
 )
 from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
-from memsheet.diagnose.named_models import fixed_lengths, model_axes
+from memsheet.diagnose.named_models import fixed_lengths, model_axes, positions_of_models
 from memsheet.diagnose.signs import BACKWARD, LOGITS, PREDICTIONS, SCORES, SERVERS, STEP_SIZES, Frame, Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
@@ -101,6 +101,12 @@ _TOTAL = re.compile(
 """Tokens of all sequences of a batch."""
 _INPUTS = re.compile(r"\b(?:input_?ids|labels|targets)\b[^\n\[]{0,40}\[(\d{1,5}), (\d{1,7})\]")
 """Sequences and their length, as a tensor's shape is printed."""
+_BATCH_BY_LENGTH = re.compile(
+    r"\b(?:micro-?)?(?:batch(?:[ _]size)?|bsz?|mbs)[ =:]{0,3}(\d{1,4})\s{0,2}(?:[x×*@]|, ?(?=\d{3,6}[)\n]))\s{0,2}(\d{3,6})\b"
+    r"(?!\s?(?:[x×.]|steps|epochs|px|pixels))",
+    re.IGNORECASE,
+)  # fmt: skip
+"""The same as people write of it."""
 _PROMPTS = re.compile(
     r"\b(?:(?:max_)?prompt_(?:max_)?(?:len(?:gth)?|tokens)[\"']?\s{0,3}[:=]?\s{0,3}|prompts?(?: of)? )"
     r"(\d[\d,_]{0,8})\b",
@@ -312,7 +318,8 @@ def _with_axes_of_text(known: Axes, text: str) -> Axes:
     lengths = (*known.lengths, *_numbers_in(_LENGTH, flags), *_numbers_in(_COUNTED_LENGTH, text))
     said = tuple(n for n in _numbers_in(_VOCAB, flags) if n >= 256)
     rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
-    shapes = [(int(batch), int(length)) for batch, length in _INPUTS.findall(text)][:4]
+    said_shapes = (*_INPUTS.findall(text), *_BATCH_BY_LENGTH.findall(text))
+    shapes = [(int(batch), int(length)) for batch, length in said_shapes][:4]
     lengths = (
         *lengths, *(length for _, length in shapes), *_drafted_rows(flags),
         *(asked + given for asked in _numbers_in(_PROMPTS, flags, 3) for given in _numbers_in(_ANSWERS, flags, 3)),
@@ -384,7 +391,7 @@ def _candidate_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Cand
             axes,
             shares=shares,
             pairs=bool(_PAIRS.search(text)),
-            widths=_widths_of_logits(signs),
+            widths=_widths_of_logits(signs, axes, asked),
         )
     if unsaid or frame in (SCORES, BACKWARD):
         yield from _scores_terms(asked, signs, axes)
@@ -396,17 +403,23 @@ _BAR = re.compile(r"(?<![\d/.])(\d{1,7})/\d{1,7}(?:\s\[|\s*$)", re.MULTILINE)
 """How far a bar of progress has come."""
 
 
+_EVALUATED = re.compile(r"\b(\d{1,6}) (?:eval(?:uation)?|validation) (?:batches|steps)\b", re.IGNORECASE)
+"""The same as people write of it."""
+
+
 def _predictions_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
     """Logits of all samples of an evaluation so far: of the batches that its bar counts, and this one."""
-    counted = [int(each) for each in _BAR.findall(signs.text)][-1:]
+    told = [int(each) for each in _EVALUATED.findall(signs.text)][-1:]
+    counted = told or [int(each) for each in _BAR.findall(signs.text)][-1:]
     batches = dict.fromkeys(more for count in counted for more in (count + 1, count) if more)
+    lengths = axes.lengths or positions_of_models(signs.text)
     for done, batch, length, rows, (width, dtype) in itertools.product(
-        batches, axes.batches, axes.lengths, axes.vocabularies, WIDTHS
+        batches, axes.batches, lengths, axes.vocabularies, WIDTHS
     ):
         if fit := fit_of(asked, done * batch * length * rows * width):
             words = f"{dtype} logits of {done} batches of {batch}, each of {length:,} tokens × {rows:,} words × {width} bytes"  # fmt: skip
             yield Candidate((BOTH_KNOWN, fit), Term(
-                component=PREDICTIONS.component, path=PREDICTIONS.path, shape=f"[{done * batch}, {length}, {rows}] {dtype}", exact=fit == 2, words=words,
+                component=PREDICTIONS.component, path=PREDICTIONS.path, shape=f"[{done * batch}, {length}, {rows}] {dtype}", exact=fit == 2 and bool(axes.lengths), words=words,
             ))  # fmt: skip
 
 
@@ -490,13 +503,20 @@ def _logits_terms(
         )
 
 
-def _widths_of_logits(signs: Signs) -> Widths:
+def _widths_of_logits(signs: Signs, axes: Axes, asked: Interval) -> Widths:
     """Bytes of an element, where the line of code that asked says whether logits are raised to fp32 there, or
-    are still what the output projection makes of weights in 16 bits.
+    are still what the output projection makes of weights in 16 bits: unless the tokens that a text names
+    come to the size in fp32 alone.
     """
     if raises(signs.code):
         return WIDTHS[:1]
-    return WIDTHS[1:] if _AS_MADE.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS
+    if not (_AS_MADE.search(signs.code) and IN_16_BITS.search(signs.text)):
+        return WIDTHS
+    named = list(itertools.product(axes.likely_counts, axes.vocabularies))
+    in_16_bits, in_fp32 = (
+        any(fit_of(asked, count * rows * width) for count, rows in named) for width in (2, 4)
+    )
+    return WIDTHS if in_fp32 and not in_16_bits else WIDTHS[1:]
 
 
 def _split_logits_terms(
@@ -561,6 +581,11 @@ def _scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candida
 
 
 HEADS = (4, 6, 8, 10, 12, 14, 16, 20, 24, 25, 28, 32, 36, 40, 48, 52, 56, 64, 71, 80, 96, 112, 128)
+HEADS_OF_UNETS = (8, 16, 5, 10)
+"""Heads of the widest attention of Stable Diffusion 1 and 2, of a picture and of one beside what it is to be
+without its prompt (CompVis/stable-diffusion, configs/stable-diffusion/v1-inference.yaml, num_heads: 8;
+Stability-AI/stablediffusion, configs/stable-diffusion/v2-inference.yaml, num_head_channels: 64 of 320).
+"""
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192, 256)
 """Heads that models have, and rows of a batch."""
 OF_HEADS, OF_ROWS = 5, 3
@@ -579,6 +604,9 @@ def _solved_scores(asked: Interval, signs: Signs, axes: Axes) -> Iterator[tuple[
     if fits_by_chance(rounded, OF_HEADS * len(of_heads) + OF_ROWS * len(fixed)):
         return
     for width, _ in _widths_of_scores(signs):
+        for length, heads in itertools.product(_latents_of_unets(signs), HEADS_OF_UNETS):
+            if length in POWERS and fit_of(asked, heads * length * length * width):
+                yield 1, heads, length
         for (batch, length), heads in itertools.product(of_heads, HEADS):
             if fit_of(asked, batch * heads * length * length * width):
                 yield batch, heads, length

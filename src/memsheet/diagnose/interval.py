@@ -15,6 +15,7 @@ BINARY = {
     "KB": KIB, "kB": KIB, "MB": MIB, "GB": GIB, "TB": TIB, "K": KIB, "M": MIB, "G": GIB,
 }  # fmt: skip
 """What allocators and servers mean by their units: powers of two, whatever the letters say."""
+_ANY_CASE = {unit.lower(): size for unit, size in BINARY.items()}
 MOST = 2**60
 """No figure of memory is above; 17179869184.00 GiB is 2^64, which stands for none."""
 
@@ -56,9 +57,11 @@ def sum_intervals(sizes: Iterable[Interval]) -> Interval:
 
 
 def printed_bytes(number: str, unit: str) -> Interval | None:
-    """The bytes that a rounded figure may stand for; None for what is no size of memory."""
+    """The bytes that a rounded figure may stand for, its unit in letters of either case; None for what is no
+    size of memory.
+    """
     whole, _, fraction = number.strip().partition(".")
-    factor, digits = BINARY[unit], whole + fraction
+    factor, digits = _ANY_CASE[unit.lower()], whole + fraction
     if not digits.isascii() or not digits.isdigit() or len(digits) > 20:
         return None
     doubled, parts = 2 * int(digits), 2 * 10 ** len(fraction)

@@ -29,19 +29,30 @@ MOST_NAMES = 64
 
 
 class NamedCard(NamedTuple):
-    """How a text calls its card, and the most bytes that a framework gets of what is called so."""
+    """How a text calls its card, and the bytes that a framework gets at the most of each that is called so,
+    the smallest first.
+    """
 
     name: str
-    most: int
+    sizes: tuple[int, ...]
+
+    @property
+    def most(self) -> int:
+        """What the largest has."""
+        return self.sizes[-1]
+
+    def least_above(self, held: int) -> int:
+        """What the smallest has that holds so many bytes, else the largest."""
+        return next((size for size in self.sizes if size >= held), self.most)
 
 
 @lru_cache(maxsize=8)
 def card_in_text(text: str) -> NamedCard | None:
     """The largest card that a text names, by name or by its memory. A name that several sizes share
-    (``A100``) is the largest of them.
+    (``A100``) may be any of them.
     """
     found = [
-        NamedCard(f"card of {each[1]} GB", int(each[1]) * GIB)
+        NamedCard(f"card of {each[1]} GB", (int(each[1]) * GIB,))
         for each in islice(_SIZED.finditer(text), MOST_NAMES)
     ]
     for each in islice(_NAMED.finditer(text), MOST_NAMES):
@@ -55,13 +66,14 @@ def card_in_text(text: str) -> NamedCard | None:
         found += (
             [
                 NamedCard(
-                    bare.upper() if bare.islower() else bare, max(one.framework_high_bytes for one in devices)
+                    bare.upper() if bare.islower() else bare,
+                    tuple(sorted({one.framework_high_bytes for one in devices})),
                 )
             ]
             if devices
             else []
         )
-    return max(found, key=lambda card: card.most, default=None)
+    return max(found, key=lambda card: (card.most, len(card.sizes)), default=None)
 
 
 def beyond_named_card(size: Interval | None, text: str) -> str:

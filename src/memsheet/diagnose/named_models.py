@@ -76,6 +76,12 @@ def fixed_lengths(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(found))
 
 
+def positions_of_models(text: str) -> tuple[int, ...]:
+    """The positions that models have which learn one of each, and so read no more tokens."""
+    found = (config.get("n_positions") for config in named_entries(text))
+    return tuple(dict.fromkeys(each for each in found if isinstance(each, int)))
+
+
 def _fixed_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     heads, frames = config.get("encoder_attention_heads"), config.get("max_source_positions")
     if isinstance(heads, int) and isinstance(frames, int):

@@ -133,12 +133,15 @@ def change_of_run(log: Log, line: int) -> Change | None:
     """A setting of the text, or a sentence, by which the run changes after a step or from an epoch on, where
     that step is the last that the text names, or the message stands at that epoch's beginning.
     """
+    changes = [each for each in _changes_said(log.text) if each[2] > 0]
+    if not changes:
+        return None
     steps = [int(number.replace(",", "")) for number in _STEP_NUMBER.findall(log.text)]
     epochs = _epochs_of(log, line)
-    for words, unit, number in _changes_said(log.text):
-        if unit == "epoch" and number > 0 and number in epochs:
+    for words, unit, number in changes:
+        if unit == "epoch" and number in epochs:
             return Change(words, unit)
-        if unit != "epoch" and number > 0 and steps and max(steps) - number in (0, 1):
+        if unit != "epoch" and steps and max(steps) - number in (0, 1):
             return Change(words, "step")
     return None
 

@@ -24,7 +24,7 @@ from memsheet.diagnose.message import Cause, Judgement
 from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.named_cards import beyond_named_card
 from memsheet.diagnose.regimes import Change
-from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, Signs
+from memsheet.diagnose.signs import OF_SERVERS, PHASE_CAUSES, SERVERS, SERVING, Signs
 from memsheet.frozen import NamedTuple
 from memsheet.units import GIB
 
@@ -211,6 +211,49 @@ def _too_little(of: Figures, _: Signs) -> bool | None:
         return False
     covered = at_least(of.free + (of.unallocated or NOTHING), of.asked)
     return None if covered is None else not covered
+
+
+_CACHE_SET = re.compile(
+    r"\bgpu[_-]memory[_-]utilization\b|\bmem[_-]fraction[_-]static\b|\bcache[_-]max[_-]entry[_-]count\b"
+    r"|free_gpu_memory_fraction\b|\bcache_size\b[\"']?\s{0,3}[:=]?\s{0,3}\d{4,7}\b"
+)
+"""How servers are told of a cache: vLLM, SGLang, LMDeploy, TensorRT-LLM, tabbyAPI."""
+
+
+def _too_little_in_server(of: Figures, signs: Signs) -> bool | None:
+    """The same where a server runs whose log does not say how far it had come, or a server's cache is set in
+    a text that shows no training and no weights that are loaded: its cache may have what lacks.
+    """
+    serves = signs.task == SERVING
+    is_set = not signs.task and signs.frame is None and not signs.trainer and _CACHE_SET.search(signs.text)
+    return _too_little(of, signs) if not signs.phase and (serves or is_set) else False
+
+
+_GROWS_SAID = re.compile(
+    r"\b(?:memory|vram|usage|it)\b[^\n.]{0,30}?\b(?:creep|grow|climb|increas|ris|accumulat|pil)(?:e?s|ing|ed)?\b(?:[^\n.]{0,20}\b(?:up|slowly|steadily|each|every|over time|until))"
+    r"|\b(?:second|2nd|third|3rd|next) (?:time|call|run)\b[^\n]{0,60}\b(?:die|crash|fail|oom|run out|out of memory)"
+    r"|\bfirst (?:time|call|run|cell)\b[^\n.]{0,30}\b(?:work|fine|ok|run)[^\n]{0,60}\b(?:second|2nd|again|next)\b"
+    r"|\btrial 0\b[^\n]{0,80}\btrial [1-9]\d{0,2}\b[^\n.]{0,30}\b(?:die|crash|fail|oom)"
+    r"|\bafter \d{1,4} (?:messages|turns|questions|requests|calls|folds|trials)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that the same ran before, and that memory is not given back."""
+_EVALUATION_SAID = re.compile(
+    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
+    r"|\b(?:validation|evaluation|eval)\b (?:loop |step |pass |phase )?(?:always |then |still )?(?:die|crash|fail|oom)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that a training runs, and its evaluation does not."""
+
+
+def _too_little_later(of: Figures, signs: Signs) -> bool | None:
+    """The same where people say that it ran before and memory is not given back."""
+    return _too_little(of, signs) if _GROWS_SAID.search(signs.text) else False
+
+
+def _too_little_evaluated(of: Figures, signs: Signs) -> bool | None:
+    """The same where people say that it died in an evaluation."""
+    return _too_little(of, signs) if not signs.phase and _EVALUATION_SAID.search(signs.text) else False
 
 
 def _beyond_named_card(of: Figures, signs: Signs) -> bool | None:
@@ -422,6 +465,27 @@ def _says_lacking(of: Figures, _: Signs) -> str:
     )
 
 
+def _says_lacking_in_server(of: Figures, signs: Signs) -> str:
+    return (
+        f"{_says_lacking(of, signs)}; whether the server had made its cache, "
+        "which leaves what is short, its log does not say"
+    )
+
+
+def _says_lacking_later(of: Figures, signs: Signs) -> str:
+    return (
+        f"{_says_lacking(of, signs)}; but the same is said to have run before: "
+        "what is not given back may be what lacks"
+    )
+
+
+def _says_lacking_evaluated(of: Figures, signs: Signs) -> str:
+    return (
+        f"{_says_lacking(of, signs)}; but it is said to die in its evaluation, "
+        "which may need more than the steps that fitted"
+    )
+
+
 def _memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
     if signs.sums_losses or signs.keeps_losses or signs.keeps_outputs:
@@ -504,6 +568,9 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, _unnamed_gap, _says_gap, (Cause.OUTSIDE_ALLOCATOR,)),
     Rule(Cause.OTHER_PROCESS, _small_neighbour, _says_neighbour),
     Rule(Cause.REAL_NEED, _beyond_named_card, _says_named_card),
+    Rule(Cause.REAL_NEED, _too_little_in_server, _says_lacking_in_server, (Cause.ENGINE_OVERCOMMIT,)),
+    Rule(Cause.REAL_NEED, _too_little_later, _says_lacking_later, (Cause.LEAK,)),
+    Rule(Cause.REAL_NEED, _too_little_evaluated, _says_lacking_evaluated, (Cause.REGIME_CHANGE,)),
     Rule(Cause.REAL_NEED, _too_little, _says_lacking),
 )
 

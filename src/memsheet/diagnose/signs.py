@@ -263,9 +263,9 @@ _KEPT_LOSS = re.compile(
 )
 """A list of losses over steps: of tensors where memory grows with it."""
 _KEPT_OUTPUT = re.compile(
-    r"^[ >]*(?:self\.)?(\w+)\.(?:append|extend)\(\s{0,3}(?:self\.)?(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?"
+    r"(?:^[ >]*|`)(?:self\.)?(\w+)\.(?:append|extend)\(\s{0,3}(?:[({\[]\s{0,3}(?:[\"']\w{1,20}[\"']\s?:\s?)?)?(?:self\.)?(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?"
     r"|feat(?:ure)?s?|emb(?:edding)?s?|model\([^\n]{0,80}\))(?:\.(?:logits|hidden_states|last_hidden_state|pooler_output|attentions))?"
-    r"(?:\[[^\]\n]{0,20}\])?(?:\.detach\(\))?\s{0,3}\)\s*(?:#[^\n]{0,200})?$",
+    r"(?:\[[^\]\n]{0,20}\])?(?:\.detach\(\))?\s{0,3}(?:,[^\n()]{0,60})?[)}\]]?\s{0,3}\)\s*(?:#[^\n]{0,200}$|$|`)",
     re.MULTILINE,
 )  # fmt: skip
 """A list of what a model makes, which is not moved off the card."""
@@ -287,11 +287,17 @@ _RECOMPUTES = re.compile(
     r"|\bfsdp_activation_checkpointing: true|in recompute_fn\b|\brecompute_fn\(\*|in unpack_hook\b|\bCheckpointFunction\b"
 )  # fmt: skip
 """What says that activations are made again in backward: a setting, or a traceback that does it."""
-_EXPANDABLE = re.compile(
-    r"(?<!setting )PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF[\"']?\]?\s{0,3}[=:]\s{0,3}[\"']?[\w:,.]{0,100}"
-    r"expandable_segments:True"
+_WINDOWS = re.compile(r"\b[A-Za-z]:\\\w|WinError")
+_WINDOWS_SAID = re.compile(r"\bWindows (?:[78]|1[01]|Server)\b|\bwin(?:10|11)\b", re.IGNORECASE)
+_NOT_WINDOWS = re.compile(
+    r"\bWSL|\bssh\b|\bLinux\b|\bUbuntu\b|(?<![\w.])/(?:home|usr|opt|root|workspace)/", re.IGNORECASE
 )
-_HINT = re.compile(r"try\s+setting\s+PYTORCH_\w{1,40}=\S{1,80}\s+to\s+avoid", re.IGNORECASE)
+"""What says of a text that its job ran elsewhere than on the system that it names."""
+_EXPANDABLE = re.compile(
+    r"(?<!setting)PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF[\"']?\]?[=:][\"']?[\w:,.]{0,100}?expandable_segments:True"
+    r"(?!\S{0,20}?toavoid)"
+)
+"""A setting in a text without spaces, and not what a message recommends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +360,8 @@ PROGRAMS = (
             "vllm serve",
             "vllm/worker",
             "vllm/v1",
-            "[gpu_worker.py",
+            "Available KV cache memory: ",
+            "Capturing CUDA graphs (",
             "vllm.",
             "Starting to load model ",
             "LLM engine (v",
@@ -453,18 +460,24 @@ def read_signs(log: Log, line: int) -> Signs:
     of_server = _task_of_server(log, line, window, names, named, programs)
     if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
         named = replace(named, phase=phase, frame=named.frame or (_GRAPHS if phase == "graphs" else None))
+    growth = grows_steadily(log) or step_lines.allocated_growth(log)
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
         frame=named.frame, buffer=_written_buffer(own), code=_innermost_code(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
-        windows=bool(re.search(r"\b[A-Za-z]:\\\w", text)) or "WinError" in text,
-        expandable=bool(_EXPANDABLE.search(_HINT.sub("", text))), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
-        outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and _LATER_BATCH.search(text)), resumed=fits_unless_resumed(text),
+        windows=_on_windows(text),
+        expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
+        outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and (growth or _LATER_BATCH.search(text))), resumed=fits_unless_resumed(text),
         keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
-        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=grows_steadily(log) or step_lines.allocated_growth(log), reserved_growth=step_lines.reserved_growth(log),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
+
+
+def _on_windows(text: str) -> bool:
+    """Whether a job ran on Windows, by its paths and errors, or by what people say of their machine."""
+    return bool(_WINDOWS.search(text) or (_WINDOWS_SAID.search(text) and not _NOT_WINDOWS.search(text)))
 
 
 _SHARDS_READ = re.compile(r"Loading (?:safetensors |pt )?checkpoint shards:\s{0,3}(\d{1,3})%")
@@ -642,7 +655,11 @@ _POOLED = re.compile(
     r"Memory pool end|KV Cache is allocated|GPU KV cache size: \d|# (?:GPU|CUDA|cuda) blocks: [1-9]"
     r"|(?:Prefill|Decode) batch[. \[]|Avg prompt throughput: "
     r"|Setting max batch total tokens to \d"  # text-generation-inference's router
+    r"|Available KV cache memory: \d"  # vllm/v1/worker/gpu_worker.py, determine_available_memory
+    r"|Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )
+_WARMS_UP = re.compile(r"Method Warmup encountered an error|Warming up model")
+"""text-generation-inference's launcher: a trial run of the largest prompt, before its cache is made."""
 _CAPTURES = re.compile(
     r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )
@@ -656,9 +673,11 @@ def _phase_of_server(before: str, task: str) -> str:
     its cache takes its share before graphs are captured, and both before it serves.
     """
     pooled = list(_POOLED.finditer(before))
+    if task == SERVING and not pooled and _WARMS_UP.search(before):
+        return "profile"
     if task != SERVING or not pooled or _LOADS.search(before, pooled[-1].end()):
         return ""
-    captures = list(_CAPTURES.finditer(before, pooled[-1].end()))
+    captures = list(_CAPTURES.finditer(before, pooled[0].start()))
     return "graphs" if captures and not _CAPTURED.search(before, captures[-1].end()) else "run"
 
 

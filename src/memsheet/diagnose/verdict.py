@@ -301,9 +301,8 @@ def _judged_figures(
     judged = judge_figures(figures, signs)
     term = tensor_of(figures.asked, signs, known) or _term_of_frame(signs)
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.UNKNOWN
-    asked_of = (
-        cause if cause is not Cause.UNKNOWN or Cause.REAL_NEED not in judged.causes else Cause.REAL_NEED
-    )
+    likely = (each for each in (Cause.ENGINE_OVERCOMMIT, Cause.REAL_NEED) if each in judged.causes)
+    asked_of = next(likely, cause) if cause is Cause.UNKNOWN else cause
     cured = shared_term(term) or _term_of_frame(signs)
     cures = cures_of(asked_of, figures, signs, cured, message.words.get("who", "CUDA"))
     if not cures and Cause.OTHER_PROCESS in judged.causes:

@@ -52,6 +52,29 @@ def test_a_share_lies_beyond_the_one_that_is_stated(says: str, stated: str) -> N
     assert [float(each) < float(stated) for each in smaller] == [True]
 
 
+@pytest.mark.parametrize(
+    ("card", "stated", "lacking", "helps"),
+    [
+        ("L4", "0.5", "1.37", "--gpu-memory-utilization 0.57"),
+        ("L4", "0.9", "1.37", "--gpu-memory-utilization 0.97"),
+        ("L4", "0.92", "1.37", None),  # of which the rest of the card is less
+        ("A100", "0.92", "1.37", "--gpu-memory-utilization 0.97"),
+    ],
+)
+def test_a_larger_share_adds_what_is_lacking(card: str, stated: str, lacking: str, helps: str | None) -> None:
+    said = f"{card} --gpu-memory-utilization {stated}"
+    found = cures_of_text(said, f"Available KV cache memory: -{lacking} GiB", NO_CACHE)
+    share = next(cure for cure in found.cures if "larger share" in cure.change)
+    assert (share.helps, share.where) == ((MAYBE, helps) if helps else (NO, "--gpu-memory-utilization"))
+    assert lacking in share.why
+
+
+@pytest.mark.parametrize(("stated", "helps"), [("0.9", NO), ("0.6", MAYBE)])
+def test_a_larger_share_holds_no_request_that_the_card_does_not(stated: str, helps: str) -> None:
+    found = cures_of_text(f"RTX A6000 --gpu-memory-utilization {stated}", LONG)
+    assert [cure.helps for cure in found.cures if "larger share" in cure.change] == [helps]
+
+
 @pytest.mark.parametrize("text", [NO_CACHE, LONG, SAMPLER, NO_ROOM, GRAPHS])
 def test_where_no_share_is_stated_no_number_is_said(text: str) -> None:
     assert SHARE.findall(offered(cures_of_text(text))) == [""]

@@ -67,6 +67,19 @@ def test_a_path_or_a_number_is_no_card(said: str) -> None:
     assert card_in_text(said) is None
 
 
+def test_a_name_of_several_sizes_may_be_any_of_them() -> None:
+    either, larger = card_in_text("an A100"), card_in_text("an A100 80GB")
+    smaller = card_in_text("an A100-40GB")
+    assert either is not None
+    assert smaller is not None
+    assert larger is not None
+    assert {*smaller.sizes, *larger.sizes} <= set(either.sizes)
+    assert smaller.most < larger.sizes[0]
+    assert either.least_above(smaller.most) == smaller.most
+    assert either.least_above(50 * GIB) == larger.sizes[0]
+    assert either.least_above(larger.most + 1) == larger.most == either.most
+
+
 def test_memory_is_heard_without_a_name() -> None:
     card = card_in_text("a 24 GB card")
     assert card is not None

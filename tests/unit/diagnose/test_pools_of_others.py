@@ -37,12 +37,42 @@ JAX_POOL, TENSOR_POOL = stats(17003705958, 15482040320), stats(4294967296, 39406
         ("RTX 4090 per_process_gpu_memory_fraction=0.2", TENSOR_POOL, TENSOR, Cause.LIMIT_SET),
         ("GTX 1050 Ti memory_limit=4096", TENSOR_POOL, TENSOR, Cause.REAL_NEED),
         ("RTX 4090", TENSOR_POOL, TENSOR, Cause.REAL_NEED),
+        ("A100-40GB memory_limit=38912", stats(38 * 2**30, 37 * 2**30), TENSOR, Cause.REAL_NEED),
+        ("A100-80GB memory_limit=38912", stats(38 * 2**30, 37 * 2**30), TENSOR, Cause.LIMIT_SET),
+        ("A100 memory_limit=38912", stats(38 * 2**30, 37 * 2**30), TENSOR, Cause.UNKNOWN),  # of either
+        ("A100 memory_limit=61440", stats(60 * 2**30, 59 * 2**30), TENSOR, Cause.LIMIT_SET),  # of 80 GB then
     ],
 )
 def test_a_pools_limit_is_a_settings_where_the_card_has_more(
     said: str, pool: str, message: str, cause: Cause
 ) -> None:
     assert found_in(said, pool, message).cause is cause
+
+
+RAN_OUT = (
+    "bfc_allocator.cc:439] Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.02GiB (rounded to 1098907648)"
+    "requested by op Conv2DBackpropInput"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause", "found"),
+    [
+        (("RTX 3090 memory_limit=4096", RAN_OUT, TENSOR_POOL), Cause.LIMIT_SET, True),
+        (("RTX 3090", RAN_OUT, TENSOR_POOL), Cause.REAL_NEED, True),
+        ((RAN_OUT,), Cause.UNKNOWN, False),
+        ((f"{RAN_OUT} The caller indicates that this is not a failure", TENSOR_POOL), Cause.UNKNOWN, False),
+    ],
+)
+def test_an_allocator_s_own_line_speaks_where_nothing_else_does(
+    lines: tuple[str, ...], cause: Cause, found: bool
+) -> None:
+    judged = found_in(*lines)
+    assert (judged.cause, judged.found) == (cause, found)
+
+
+def test_the_tensor_that_was_refused_speaks_for_its_allocator() -> None:
+    assert found_in(RAN_OUT, TENSOR_POOL, TENSOR).term == found_in(TENSOR_POOL, TENSOR).term is not None
 
 
 ARENA = (
@@ -57,6 +87,8 @@ ARENA = (
         ("gpu_mem_limit=2147483648", Cause.LIMIT_SET, "2.00 GiB"),
         ("", Cause.LIMIT_SET, "its limit"),
         ("GTX 1050 Ti, gpu_mem_limit: 4 * 1024 * 1024 * 1024", Cause.REAL_NEED, "4.00 GiB"),
+        ("A100, gpu_mem_limit: 38 * 1024 * 1024 * 1024", Cause.UNKNOWN, "38.00 GiB"),
+        ("A100 80GB, gpu_mem_limit: 38 * 1024 * 1024 * 1024", Cause.LIMIT_SET, "38.00 GiB"),
     ],
 )
 def test_an_arena_has_the_limit_that_it_was_given(said: str, cause: Cause, words: str) -> None:

@@ -11,6 +11,7 @@ from tests.unit.diagnose.test_model_tensors import died_of, term_of
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
+FRAME = 'File "/x/ldm/modules/attention.py", line 3, in forward\n    '
 QWEN, ROWS = "Qwen/Qwen2.5-1.5B-Instruct", 151_936
 MEGATRON = """
   micro_batch_size ................................ 1
@@ -132,6 +133,43 @@ def test_a_printed_buffer_as_large_as_the_request_is_its_tensor(asked: int, shap
         "\tBuffer 2:", "\t\tSize: 512.00MiB", "\t\tShape: bf16[64,1024,4096]",
     ).term  # fmt: skip
     assert (term and term.shape) == shape
+
+
+def test_predictions_are_of_the_batches_and_positions_that_people_say() -> None:
+    said = "gpt2-medium, per_device_eval_batch_size 16, after 5 eval batches\n 10%|#  | 500/5000 [08:31<"
+    size = modern("18.41 GiB", "39.39 GiB", "14.02 GiB", "25.37 GiB", "24.10 GiB", "788.48 MiB")
+    trace = traced("evaluation_loop", "torch_pad_and_concatenate")
+    term = diagnose_texts({"log": f"{said}\n{trace}\n{size}"}).term
+    assert term is not None
+    assert (term.shape, term.exact) == ("[96, 1024, 50257] fp32", False)
+
+
+@pytest.mark.parametrize("said", ["batch 8 x 2048", "bs=8, 2048)", "mbs 8 × 2048", "batch size 8*2048"])
+def test_a_batch_is_said_with_its_length(said: str) -> None:
+    term = term_of(8 * 2048 * 128_256 * 4, f"Llama-3-8B ({said}", "cross_entropy")
+    assert term is not None
+    assert (term.shape, term.exact) == ("[16384, 128256] fp32", True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shape"), [(4096, "[16384, 256000] bf16"), (8192, "[16384, 256000] fp32")]
+)
+def test_logits_have_the_width_that_the_named_tokens_come_to(tokens: int, shape: str) -> None:
+    size = 16_384 * 256_000 * (2 if tokens == 4096 else 4)
+    said = f"google/gemma-2-9b bf16 micro_batch_size: {16_384 // tokens} sequence_len: {tokens}"
+    term = term_of(size, f"{said}\n{FRAME}logits = torch.tanh(logits)")
+    assert term is not None
+    assert (term.shape, term.exact) == (shape, True)
+
+
+def test_a_picture_s_widest_attention_has_its_network_s_heads() -> None:
+    code = f"{FRAME}sim = einsum('b i d, b j d -> b i j', q, k) * self.scale"
+    term = term_of(16 * 16_384**2 * 2, f"1024x1024\n{code}")
+    assert term is not None
+    assert not term.exact
+    assert {each.shape for each in (term, *term.others)} == {
+        "[1, 8, 16384, 16384] fp32", "[1, 16, 16384, 16384] bf16"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,10 @@ ALONE = table_of((80_600, "python a.py"))
         ("H100 80GB, nvidia-smi before I start it:", ALONE, True),
         ("H100 80GB, nvidia-smi just before the crash:", ALONE, False),
         ("H100 80GB, the process is not mine", ALONE, True),
+        ("H100 80GB, my new script (pid 9120) says", ALONE, True),
+        ("H100 80GB, the failing process is pid 6100", ALONE, False),  # which the table shows
+        ("H100 80GB, my old job (pid 17) has ended", ALONE, False),
+        ("H100 80GB, the script in docker (pid 17) says", ALONE, False),  # which the host calls otherwise
         ("H100 80GB, my previous run was smaller", ALONE, False),
         ("H100 80GB, vllm with enable_sleep_mode=True in the trainer", BOTH, False),
     ],

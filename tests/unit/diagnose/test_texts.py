@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, modern, traced
 
-from memsheet.diagnose.cleaned import WHOLE, _first_places, cleaned_log, without_prefixes
+from memsheet.diagnose.cleaned import ALIKE, WHOLE, _first_places, cleaned_log, without_prefixes
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.verdict import SIGNS, diagnose_texts
@@ -61,6 +61,26 @@ def test_what_stands_before_every_line_of_a_traceback_is_taken_off(host: str) ->
     assert log.lines == tuple(each.strip() for each in lines)
 
 
+def test_a_task_s_number_is_taken_off_where_most_lines_have_one() -> None:
+    lines = ("CUDA out of memory.", "Tried to allocate", "3.00 GiB. GPU 2")
+    assert cleaned_log(["\n".join(f"2: {each}" for each in lines)], SIGNS).lines == lines
+    steps = ("1: load it", "2: train it", "3: CUDA out of memory")
+    assert cleaned_log(["\n".join(steps)], SIGNS).lines == steps
+
+
+@pytest.mark.parametrize("between", ["", "\n2: "])
+def test_what_a_message_recommends_is_no_setting_however_it_is_wrapped(between: str) -> None:
+    wrapped = FULL_CARD.replace("setting ", f"setting {between}").replace(" to avoid", f"{between} to avoid")
+    offered = {cure.change: cure.why for cure in diagnose_texts({"log": wrapped}).cures}
+    assert "on already" not in offered["expandable segments"]
+
+
+@pytest.mark.parametrize("unit", ["GiB", "gib", "GB", "gb"])
+def test_units_in_letters_of_either_case_are_read(unit: str) -> None:
+    assert diagnose_texts({"log": f"step 1 allocated 12.3 {unit}\n{FULL_CARD}"}).found
+    assert printed_bytes("12.3", unit) == printed_bytes("12.3", "GiB")
+
+
 def test_a_word_before_one_traceback_is_no_host() -> None:
     text = "note: Traceback (most recent call last):\nnote: File is missing"
     assert cleaned_log([text], SIGNS).lines[1] == "note: File is missing"
@@ -86,6 +106,19 @@ def test_of_a_long_log_what_matters_is_found() -> None:
     noise = b"step 1 loss 2.345 lr 0.0001 tokens 123456\n" * (4 * WHOLE // 42)
     found = diagnose_texts({"log": noise + FULL_CARD.encode() + b"\n" + noise})
     assert found.cause is Cause.REAL_NEED
+
+
+def test_of_lines_that_differ_by_their_digits_the_first_and_the_last_are_read_for_settings() -> None:
+    steps = [
+        f"step {number} {'#' * (number // 400):<25}| loss {1 / number:.2e} request {number * 7919:x}"
+        for number in range(1, 10_001)
+    ]
+    log = cleaned_log(["\n".join(("seq_len: 4096", *steps[:5_000], "batch: 8", *steps[5_000:]))], SIGNS)
+    kept = log.text.split("\n")
+    assert {"seq_len: 4096", steps[0], "batch: 8", steps[-1]} <= set(kept)
+    assert kept == [line for line in log.lines if line in set(kept)]
+    assert len(kept) <= 2 * ALIKE + 2
+    assert len(log.lines) == 10_002
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -116,8 +149,10 @@ def test_broken_messages_are_no_fault(seed: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["RESOURCE_EXHAUSTED:" * 20_000, "Tried to allocate " * 20_000, "CUDA out of memory." * 20_000, "(" * 500_000, "\\n" * 200_000,
-     "1" * 900_000, "Process 1 has 1.00 GiB memory in use." * 10_000, "memory_saver" * 50_000, "[rank0]:" * 60_000],
-    ids=range(9),
+     "1" * 900_000, "Process 1 has 1.00 GiB memory in use." * 10_000, "memory_saver" * 50_000, "[rank0]:" * 60_000,
+     "Allocator (GPU_0_bfc) ran out of memory trying to allocate 1.02GiB (rounded to 1098907648)requested by op X\n" * 9_000,
+     "allocated:\nepoch 1: 2 GiB\n" * 40_000 + FULL_CARD],
+    ids=range(11),
 )  # fmt: skip
 def test_repeated_signs_take_no_time(text: str) -> None:
     diagnose_texts({"log": text})

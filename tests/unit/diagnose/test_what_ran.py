@@ -249,7 +249,7 @@ def test_room_for_adapters_is_made_smaller_by_fewer() -> None:
 def test_a_server_that_prints_its_batches_runs(line: str) -> None:
     error = in_code("gate_up, _ = self.gate_up_proj(x)", module="sglang/srt/models/qwen2.py")
     assert found_in("sglang serve", line, error, FULL_CARD).cause is Cause.ENGINE_OVERCOMMIT
-    assert found_in("sglang serve", error, FULL_CARD).cause is Cause.REAL_NEED
+    assert found_in("sglang serve", error, FULL_CARD).cause is Cause.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ POOL = "Memory pool end. avail mem=1.02 GB"
 @pytest.mark.parametrize(
     ("before", "cause"),
     [
-        ((SGLANG,), Cause.REAL_NEED),
+        ((SGLANG,), Cause.UNKNOWN),  # whose cache may be made, and may not
         ((SGLANG, POOL), Cause.ENGINE_OVERCOMMIT),
         ((SGLANG, POOL, "Capture cuda graph begin."), Cause.ENGINE_OVERCOMMIT),
         ((SGLANG, POOL, "Load weight begin. avail mem=1.00 GB"), Cause.REAL_NEED),
@@ -32,6 +32,11 @@ POOL = "Memory pool end. avail mem=1.02 GB"
         (("vllm serve x", "# GPU blocks: 1279, # CPU blocks: 2048"), Cause.ENGINE_OVERCOMMIT),
         (("text_generation_launcher", "Setting max batch total tokens to 31744"), Cause.ENGINE_OVERCOMMIT),
         (("text_generation_launcher", "Warming up model"), Cause.REAL_NEED),
+        (("text_generation_launcher: Method Warmup encountered an error.",), Cause.REAL_NEED),
+        (("Available KV cache memory: 14.06 GiB", "Capturing CUDA graphs (decode, FULL):  78%|"), Cause.ENGINE_OVERCOMMIT),
+        (("vllm serve x", "Capturing CUDA graphs (decode, FULL):  78%|"), Cause.ENGINE_OVERCOMMIT),
+        (("vllm serve x",), Cause.UNKNOWN),  # which says nothing of its cache
+        (("vllm serve x", "Loading safetensors checkpoint shards:  20% Completed"), Cause.REAL_NEED),
     ],
 )  # fmt: skip
 def test_a_server_behind_its_cache_took_too_much_for_it(before: tuple[str, ...], cause: Cause) -> None:
@@ -39,9 +44,10 @@ def test_a_server_behind_its_cache_took_too_much_for_it(before: tuple[str, ...],
 
 
 def test_graphs_that_are_captured_are_named() -> None:
-    capturing = found_in(SGLANG, POOL, "Capture cuda graph begin.", FULL_CARD).term
-    assert capturing is not None
-    assert capturing.component == "cuda_graphs"
+    capturing = found_in(SGLANG, POOL, "Capture cuda graph begin.", FULL_CARD)
+    assert capturing.term is not None
+    assert capturing.term.component == "cuda_graphs"
+    assert "--disable-cuda-graph" in offered(capturing)
     assert (
         found_in(SGLANG, POOL, "Capture cuda graph begin.", "Capture cuda graph end.", FULL_CARD).term is None
     )
@@ -90,6 +96,14 @@ def step_lines(words: str, *sizes: float) -> str:
     return "\n".join(f"step {number} loss 2.1 {words} {size:.2f} GiB" for number, size in enumerate(sizes))
 
 
+def with_unit_before(words: str, *sizes: float) -> str:
+    return "\n".join(f"{{'step': {number}, {words} {size:.2f}}}" for number, size in enumerate(sizes))
+
+
+def rows(form: str, *sizes: float) -> tuple[str, ...]:
+    return tuple(form.format(number, size) for number, size in enumerate(sizes, 1))
+
+
 GROWING, LEVEL = (20.0, 20.5, 21.0, 21.5, 22.0, 22.5), (20.0, 20.5, 20.5, 20.4, 20.5, 20.5)
 
 
@@ -99,7 +113,20 @@ GROWING, LEVEL = (20.0, 20.5, 21.0, 21.5, 22.0, 22.5), (20.0, 20.5, 20.5, 20.4, 
         ((step_lines("allocated:", *GROWING),), Cause.LEAK),
         ((step_lines("memory_allocated", *GROWING),), Cause.LEAK),
         ((step_lines("max_allocated", *GROWING),), Cause.REAL_NEED),
+        ((step_lines("max_memory_allocated:", *GROWING),), Cause.REAL_NEED),
+        ((step_lines("peak memory allocated", *GROWING),), Cause.REAL_NEED),
+        ((step_lines("max GPU memory allocated", *GROWING),), Cause.REAL_NEED),
         ((step_lines("allocated:", *LEVEL),), Cause.REAL_NEED),
+        ((with_unit_before("'allocated_gb':", *GROWING),), Cause.LEAK),
+        ((with_unit_before("mem_alloc (GiB) =", *GROWING),), Cause.LEAK),
+        ((with_unit_before("'max_allocated_gb':", *GROWING),), Cause.REAL_NEED),
+        ((with_unit_before("'allocated_gb':", *LEVEL),), Cause.REAL_NEED),
+        (("memory_allocated after every val epoch:", "", *rows("epoch {}: {} GiB", *GROWING)), Cause.LEAK),
+        (("step  allocated (GB)", *rows("{}  {}", *GROWING)), Cause.LEAK),
+        (("allocated (GB)", *rows("{}  {}", *GROWING)), Cause.REAL_NEED),  # of layers or cards, maybe
+        (("max memory_allocated after every epoch:", *rows("epoch {}: {} GiB", *GROWING)), Cause.REAL_NEED),
+        (("memory_allocated after every epoch:", *rows("epoch {}: {} GiB", *LEVEL)), Cause.REAL_NEED),
+        (("what is allocated:", *rows("{} files of {} GiB were read", *GROWING)), Cause.REAL_NEED),
         ((step_lines("max_mem:", *GROWING),), Cause.REAL_NEED),
         ((step_lines("max_mem:", *GROWING), "    losses.append(loss)"), Cause.LEAK),
         ((step_lines("max_mem:", *LEVEL), "    losses.append(loss)"), Cause.REAL_NEED),
@@ -271,3 +298,28 @@ def test_a_runtimes_account_of_its_start_tells_what_has_no_room(said: str, cause
     assert found.cause is cause
     assert words in found.because
     assert not any("larger" in cure.change and cure.helps != "no" for cure in found.cures)
+
+
+@pytest.mark.parametrize(
+    ("said", "besides"),
+    [
+        ("lmdeploy serve api_server x --cache-max-entry-count 0.95", Cause.ENGINE_OVERCOMMIT),
+        ("llm = LLM('x', gpu_memory_utilization=0.99)", Cause.ENGINE_OVERCOMMIT),
+        ("trtllm-serve x --kv_cache_free_gpu_memory_fraction 0.95", Cause.ENGINE_OVERCOMMIT),
+        ("SFTConfig(output_dir='x'), vllm with gpu_memory_utilization=0.4 on another machine", None),
+        ("the first time it works, the second time I run the cell it dies", Cause.LEAK),
+        ("after 20 messages it dies", Cause.LEAK),
+        ("memory usage grows slowly until it dies", Cause.LEAK),
+        ("trial 0 ok, trial 1 ok, trial 2 dies", Cause.LEAK),
+        ("training works, it dies in the validation loop", Cause.REGIME_CHANGE),
+        ("evaluation always crashes", Cause.REGIME_CHANGE),
+        ("a batch size of 8 dies, evaluation is off", None),
+        ("it dies in the first step", None),
+    ],
+)
+def test_a_need_is_open_where_words_say_what_else_may_hold_the_card(said: str, besides: Cause | None) -> None:
+    found = found_in(said, FULL_CARD)
+    assert found.open_between == ((Cause.REAL_NEED, besides) if besides else ())
+    assert (found.cause is Cause.REAL_NEED) is (besides is None)
+    smaller = any("share of the card" in cure.change for cure in found.cures)
+    assert smaller is (besides is Cause.ENGINE_OVERCOMMIT)

@@ -8,7 +8,7 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Judgement, Message
 from memsheet.diagnose.messages.colocated import shares_a_card
-from memsheet.diagnose.messages.nvidia_smi import card_table, listed_holders, listed_processes
+from memsheet.diagnose.messages.nvidia_smi import Holder, card_table, listed_holders, listed_processes
 from memsheet.diagnose.named_cards import card_in_text
 
 FULL = (9, 10)
@@ -37,7 +37,11 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
             because=f"{told}: the card is full, and most of it is held by {larger}",
         )  # fmt: skip
     table, holders = card_table(log), listed_holders(log)
-    others = bool(_OF_OTHERS.search(log.text)) or shown_after_end(message, log)
+    others = (
+        bool(_OF_OTHERS.search(log.text))
+        or shown_after_end(message, log)
+        or _says_another_number(log, holders)
+    )
     named = card_in_text(log.text)
     for card in dict.fromkeys(each.card for each in holders):
         there = [each for each in holders if each.card == card]
@@ -62,6 +66,33 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
             causes=(Cause.OTHER_PROCESS,), cures=without_holders(words) if others else alone, because=f"{told}, and {who}{which}",
         )  # fmt: skip
     return None
+
+
+_OWN_NUMBER = re.compile(
+    r"\b(?:new|this|failing|failed|crash(?:ed|ing|es)|script|job|run|training|program)\b[^\n.;]{0,20}?[ (](?:pid|PID|process)[ =:#]{1,3}(\d{2,10})\b"
+)  # fmt: skip
+"""The number of the process that failed, as people say it."""
+_OF_ANOTHER = re.compile(
+    r"\b(?:old|previous|earlier|last|first|other|another|dead|kill(?:ed)?|stale|zombie|finished|stopped)\b",
+    re.IGNORECASE,
+)
+"""Words of one that is not it."""
+BEFORE_NUMBER = 30
+_CONTAINED = re.compile(
+    r"\b(?:docker|container|kubernetes|k8s|pods?|kubectl|podman|singularity)\b", re.IGNORECASE
+)
+
+
+def _says_another_number(log: Log, holders: tuple[Holder, ...]) -> bool:
+    """Whether the process that failed has a number that a table does not show; in a container numbers are
+    others than its host's.
+    """
+    text, listed = log.text, {each.pid for each in holders}
+    said = [
+        int(found[1]) for found in _OWN_NUMBER.finditer(text)
+        if not _OF_ANOTHER.search(text, max(0, found.start() - BEFORE_NUMBER), found.end())
+    ]  # fmt: skip
+    return bool(said) and not _CONTAINED.search(text) and listed.isdisjoint(said)
 
 
 _ASKS_FOR_TABLE = re.compile(r"(?:^\$|[\w~)\]/\\][$#%>])\s?nvidia-smi\s{0,3}$")

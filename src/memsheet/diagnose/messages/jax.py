@@ -247,11 +247,12 @@ class Limit(NamedTuple):
     card: NamedCard | None = None
     share: Decimal | None = None
 
-    def card_bytes(self, limit: int) -> int:
-        """What the card has as far as the text says it; 0 where it does not."""
-        if self.card is not None:
-            return self.card.most
-        return int(limit / self.share) if self.share else 0
+    def card_ends(self, limit: int) -> tuple[int, int]:
+        """The fewest and the most bytes of the card as far as the text says it; nothing where it does not."""
+        whole = int(limit / self.share) if self.share else 0
+        if self.card is None or (whole and len(self.card.sizes) > 1):
+            return whole, whole
+        return self.card.least_above(limit), self.card.most
 
 
 LARGE = (9, 10)
@@ -289,18 +290,20 @@ def judge_pool(
             because=f"{told}; more is in use of the pool than its limit: its figures contradict one another",
             facts=facts,
         )
-    card = limit.card_bytes(pool["limit"])
-    if more_than(size, left) and limit.is_set and (pool["in_use"] + size.high) * LARGE[1] <= card * LARGE[0]:
-        whole = size_words(Interval(card, card))
+    least, most = limit.card_ends(pool["limit"])
+    needed = (pool["in_use"] + size.high) * LARGE[1]
+    if more_than(size, left) and limit.is_set and needed <= least * LARGE[0]:
+        whole = size_words(Interval(least, most))
         return Judgement(
             causes=(Cause.LIMIT_SET,), missing=(size - left).positive, facts=facts,
             because=f"{sum_words}; that limit is a setting's, and the card has {whole}",
-            cures=(replace(limit.raised, where=_share_for(limit, pool["in_use"] + size.high, card)), *smaller),
+            cures=(replace(limit.raised, where=_share_for(limit, pool["in_use"] + size.high, least)), *smaller),
         )  # fmt: skip
-    if more_than(size, left) and limit.is_set and not card:
+    if more_than(size, left) and limit.is_set and (not most or needed <= most * LARGE[0]):
         return Judgement(
             causes=(Cause.LIMIT_SET, Cause.REAL_NEED), missing=(size - left).positive, facts=facts, cures=(limit.raised, *smaller),
-            because=f"{sum_words}; that limit is a setting's, and what the card has is not said",
+            because=f"{sum_words}; that limit is a setting's, and what the card has is not said"
+            + (f" ({size_words(Interval(least, most))})" if most else ""),
         )  # fmt: skip
     if more_than(size, left):
         return Judgement(

@@ -20,7 +20,7 @@ from memsheet.diagnose.named_cards import beyond_named_card, card_in_text
 from memsheet.frozen import replace
 
 SIGNS = (
-    b"No executable batch size found",
+    b"No executable batch size found", b"_bfc) ran out of memory",
     b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)",
     b"GPU memory (", b"OutOfMemory (Requested size", b"Out of memory allocating", b"out of memory to allocate",
 )  # fmt: skip
@@ -68,6 +68,12 @@ def _refused_tensor(message: Message, log: Log) -> Judgement:
         words=tensor,
     )
     return replace(found, term=term, facts={**found.facts, "asked_bytes": asked})
+
+
+def _ran_out(message: Message, log: Log) -> Judgement:
+    """The allocator's own line, with its pool's figures behind it, of which nothing else tells."""
+    asked = message.facts["asked"]
+    return _of_device(message, log, asked, f"{size_words(asked)} were asked for")
 
 
 _LIMITED = re.compile(
@@ -122,13 +128,19 @@ def _beyond_arena(message: Message, log: Log) -> Judgement:
     """
     left, asked, limit = message.facts["left"], message.facts["asked"], _limit_of_arena(log)
     card = card_in_text(log.text)
+    may_be_whole = (
+        limit is not None and card is not None and limit.low * 10 >= card.least_above(limit.low) * 9
+    )
     whole = limit is not None and card is not None and limit.low * 10 >= card.most * 9
+    open_causes = (Cause.LIMIT_SET, Cause.REAL_NEED) if may_be_whole else (Cause.LIMIT_SET,)
+    causes = (Cause.REAL_NEED,) if whole else open_causes
     of = f"its limit of {size_words(limit)}" if limit else "its limit"
     return Judgement(
-        causes=(Cause.REAL_NEED,) if whole else (Cause.LIMIT_SET,), missing=(asked - left).positive,
+        causes=causes, missing=(asked - left).positive,
         cures=(Cure(change="raise or remove the arena's limit", helps=NO if whole else MAYBE, where="gpu_mem_limit"), SMALLER),
         because=f"{size_words(asked)} were asked for of an arena that has {size_words(left)} left of {of}, "
-        + ("which is all that the card has" if whole else "which a setting gives it: no total of the card"),
+        + ("which is all that the card has" if whole else "which may be all that the card has, or a part that a setting gives it" if may_be_whole
+           else "which a setting gives it: no total of the card"),
     )  # fmt: skip
 
 
@@ -196,6 +208,10 @@ _COMMAS = r"\d[\d,]{0,30}"
 FORMS = (
     Form("TensorFlow", re.compile(r"OOMwhenallocatingtensorwithshape\[(?P<shape>[\d,]{0,120})\]andtype(?P<type>[a-z0-9]{1,12}?)on(?P<place>/\S{1,120}?)by"), _refused_tensor),
     Form("TensorFlow", re.compile(r"errors_impl\.ResourceExhaustedError(?!\S{0,4000}?OOMwhenallocatingtensorwithshape)"), _refused_tensor),
+    Form("TensorFlow", re.compile(
+        rf"(?P<place>)Allocator\(GPU_\d{{1,3}}_bfc\)ranoutofmemorytryingtoallocate{NUMBER}(?:[KMG]iB|B)\(roundedto(?P<asked>\d{{1,15}})\)requestedbyop"
+        r"(?!\S{0,400}?Thecallerindicates)(?=(?:(?!Allocator\(GPU)\S){0,20000}?Limit:\d(?!\S{0,4000}?(?:OOMwhenallocatingtensor|RESOURCE_EXHAUSTED|ResourceExhausted)))"
+    ), _ran_out, {"asked": "bytes"}),
     Form("ONNX Runtime", re.compile(rf"Failedtoallocatememoryforrequestedbufferofsize(?P<asked>{NUMBER})"), _refused_arena, {"asked": "bytes"}),
     Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),
     Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),

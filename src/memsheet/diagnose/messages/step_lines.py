@@ -10,32 +10,56 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable, Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import NUMBER
 
 SIGNS = (b"GiB(",)
+_UNITS = r"(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"  # fmt: skip
+_COUNTS = rf"(?<![A-Za-z]){_UNITS}\b"
+"""What a line counts, of a run that goes on."""
+_PEAKS = re.compile(
+    r"(?<![A-Za-z])(?:max(?:imum)?|peak)[ _](?:(?:gpu|cuda|mem(?:ory)?|vram)[ _]){0,2}(?:alloc\w*|used|usage|in[ _]use|vram|mem(?:ory)?)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""What a peak is called, which grows with the longest sample and shows no leak."""
+_SIZE = (
+    rf"(?:[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b"
+    rf"|[_ ]{{0,2}}[(\[]?(?P<unit_before>[GM]i?B)[)\]]?[\"']?\s{{0,3}}[:=]\s{{0,3}}(?P<size_behind>{NUMBER})(?![\w.]))"
+)  # fmt: skip
+"""A figure and its unit, which stands behind it or in its name (``allocated_gb``)."""
 _RESERVED = re.compile(rf"\bmemory:\s{{0,4}}(?P<size>{NUMBER})GiB\(")
 _ALLOCATED = re.compile(
-    rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))\b.{{1,200}}?(?<!max )(?<!max_)(?<!peak )(?<!peak_)(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
-    rf"(?:[ _]mem(?:ory)?)?[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
+    rf"(?:[ _]mem(?:ory)?)?{_SIZE}",
     re.IGNORECASE,
 )  # fmt: skip
 _COUNTED = re.compile(
-    r"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))\b.{1,200}?(?<!max_)\bmemory_allocated(?:\([^()]{0,40}\))?[\"']?"
+    rf"{_COUNTS}.{{1,200}}?\bmemory_allocated(?:\([^()]{{0,40}}\))?[\"']?"
     r"\s{0,3}[:=]\s{0,3}(?P<size>\d{7,15})(?![\d.])",
     re.IGNORECASE,
 )  # fmt: skip
 """Bytes, as torch.cuda.memory_allocated() returns them."""
+_HEADING = re.compile(
+    r"(?:memory[ _])?alloc(?:ated)?\b[^\n]{0,60}?(?:[(\[](?P<unit>[GM]i?B)[)\]][^\n]{0,40})?:?\s{0,3}$",
+    re.IGNORECASE,
+)
+"""A line that says of what figures are that follow."""
+_OF_COUNTS = re.compile(_COUNTS, re.IGNORECASE)
+_ROW = re.compile(
+    rf"\W{{0,4}}(?:after\s)?(?P<counts>{_UNITS}[ #]{{0,2}})?\d{{1,8}}\s{{0,4}}[:=|,>\s-]{{1,4}}\s{{0,8}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)?\W{{0,3}}",
+    re.IGNORECASE,
+)  # fmt: skip
+"""A numbered step and a figure, and nothing else."""
 _PEAK = re.compile(
-    rf"(?<![A-Za-z])(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))\b.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?[\"']?"
-    rf"\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?{_SIZE}",
     re.IGNORECASE,
 )  # fmt: skip
 _USED = re.compile(
-    rf"(?:(?<![A-Za-z])(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))\b|\d/\d).{{0,200}}?(?<![A-Za-z])(?<!max )(?<!max_)(?<!peak )(?<!peak_)"
-    rf"(?:vram|(?:gpu|cuda)[ _]?(?:mem(?:ory)?|ram))[ _](?:used|usage|in[ _]use)[\"']?\s{{0,3}}[:=]?\s{{0,3}}(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    rf"(?:{_COUNTS}|\d/\d).{{0,200}}?(?<![A-Za-z])"
+    rf"(?:vram|(?:gpu|cuda)[ _]?(?:mem(?:ory)?|ram))[ _](?:used|usage|in[ _]use){_SIZE}",
     re.IGNORECASE,
 )  # fmt: skip
 _TOKENS = re.compile(
@@ -65,30 +89,45 @@ def steady_growth(sizes: list[Interval]) -> tuple[Interval, ...]:
 
 def allocated_growth(log: Log) -> tuple[Interval, ...]:
     """What a script's own lines say is allocated from step to step, where it only grew."""
-    lines = [line for line in log.lines if "lloc" in line]
-    found = (_ALLOCATED.search(line) for line in lines)
-    sizes = [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
+    lines = [_PEAKS.sub("peak", line) for line in log.lines if "lloc" in line]
+    sizes = _sizes_in(lines, _ALLOCATED)
     counted = (_COUNTED.search(line) for line in lines)
     exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
-    return steady_growth(sizes) or steady_growth(exact)
+    listed = (steady_growth(list(sizes)) for sizes in _lists_of_sizes(log))
+    return steady_growth(sizes) or steady_growth(exact) or next((each for each in listed if each), ())
+
+
+def _sizes_in(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Interval]:
+    """The figure of each line that has one."""
+    found = [said for line in lines if (said := pattern.search(line))]
+    pairs = [(said["size"] or said["size_behind"], said["unit"] or said["unit_before"]) for said in found]
+    return [size for number, unit in pairs if (size := printed_bytes(number, unit))]
+
+
+def _lists_of_sizes(log: Log) -> Iterator[tuple[Interval, ...]]:
+    """What stands line by line behind a heading that says that it is allocated, of numbered steps."""
+    for place, line in enumerate(log.lines):
+        if "lloc" not in line or not (heading := _HEADING.search(_PEAKS.sub("peak", line))):
+            continue
+        behind = (log.lines[number] for number in range(place + 1, len(log.lines)) if log.lines[number])
+        rows = itertools.takewhile(bool, (_ROW.fullmatch(each) for each in behind))
+        told = bool(_OF_COUNTS.search(line))
+        numbered = (row for row in rows if row and (told or row["counts"]))
+        pairs = [(row["size"], row["unit"] or heading["unit"] or "") for row in numbered]
+        yield tuple(size for number, unit in pairs if unit and (size := printed_bytes(number, unit)))
 
 
 def peak_growth(log: Log) -> tuple[Interval, ...]:
     """The most that was held, as a script's lines of steps have it, where it only grew."""
-    found = (_PEAK.search(line) for line in log.lines if "mem" in line)
-    return steady_growth(
-        [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
-    )
+    return steady_growth(_sizes_in((line for line in log.lines if "mem" in line), _PEAK))
 
 
 def used_growth(log: Log) -> tuple[Interval, ...]:
     """What of the card a script's own lines say is used from step to step, where it only grew: what is kept
     without tensors counts in.
     """
-    found = (_USED.search(line) for line in log.lines if "us" in line or "US" in line)
-    return steady_growth(
-        [size for said in found if said and (size := printed_bytes(said["size"], said["unit"]))]
-    )
+    lines = (_PEAKS.sub("peak", line) for line in log.lines if "us" in line or "US" in line)
+    return steady_growth(_sizes_in(lines, _USED))
 
 
 def reserved_growth(log: Log) -> tuple[Interval, ...]:

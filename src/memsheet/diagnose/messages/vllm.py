@@ -22,6 +22,7 @@ from memsheet.diagnose.messages.stated import (
     stated_number,
     stated_share,
 )
+from memsheet.diagnose.named_cards import card_in_text
 from memsheet.diagnose.named_models import model_axes
 from memsheet.frozen import replace
 from memsheet.units import GIB
@@ -87,11 +88,36 @@ def _stated_share(message: Message, log: Log) -> Decimal | None:
     return stated_share(log, message.line, "gpu_memory_utilization")
 
 
+_LACKING = re.compile(rf"AvailableKVcachememory:-(?P<size>{NUMBER})GiB")
+"""What is beyond the server's share before it has a cache (vllm/v1/worker/gpu_worker.py)."""
+
+
+def _share_of_more(message: Message, log: Log, lacking: Interval | None) -> tuple[Cure, ...]:
+    """A larger share that adds what is lacking; of a card that a text names, no help where less is left."""
+    stated, card = _stated_share(message, log), card_in_text(log.text)
+    why = f"{size_words(lacking)} more are needed" if lacking else ""
+    least = Decimal(0)
+    if stated is not None and card is not None and lacking is not None:
+        least = stated + Decimal(lacking.low * 100 // card.most + 1) / 100
+    found = larger_share(UTILIZATION, stated, least)
+    if not found and lacking is not None:
+        return (
+            Cure(
+                change="a larger share of the card",
+                helps=NO,
+                where=UTILIZATION,
+                why=f"{why}, and it is {stated} already",
+            ),
+        )
+    return tuple(replace(cure, why=why or cure.why) for cure in found)
+
+
 def _no_blocks(message: Message, log: Log) -> Judgement:
+    lacking = _LACKING.search(log.squeezed)
     passed = halved("--max-num-batched-tokens", stated_number(log, message.line, "max_num_batched_tokens"))
     parallel = stated_number(log, message.line, "tensor_parallel_size", "tp")
     cures = (
-        *larger_share(UTILIZATION, _stated_share(message, log)),
+        *_share_of_more(message, log, printed_bytes(lacking["size"], "GiB") if lacking else None),
         Cure(change="fewer tokens in one pass", helps=MAYBE, where=passed or "", why="the trial run before the cache is sized needs less"),
         Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tensor-parallel-size", parallel)),
         Cure(change="fewer requests at once, or a shorter context", helps=MAYBE, where="--max-num-seqs N, --max-model-len N"),
@@ -127,11 +153,7 @@ def _one_request(message: Message, log: Log) -> Judgement:
         change="a cache in eight bits", helps=NO if enough is False else MAYBE, saves_bytes=needed.high // 2, where="--kv-cache-dtype fp8",
         why=f"half of {size_words(needed)} is {size_words(half)}, {'within' if enough else 'more than'} {size_words(held)}",
     )  # fmt: skip
-    share = (
-        replace(cure, why=f"{size_words(missing)} more are needed")
-        for cure in larger_share(UTILIZATION, _stated_share(message, log))
-    )
-    cures = (shorter, *(() if eight else (in_eight_bits,)), *share)
+    cures = (shorter, *(() if eight else (in_eight_bits,)), *_share_of_more(message, log, missing))
     per_token = needed.middle // max(1, length)
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,), missing=missing, cures=cures,
