@@ -27,7 +27,7 @@ from memsheet.exchange.shared.serve_script import OTHERS, starts_servers_alone, 
 from memsheet.exchange.shared.tracked_runs import tracked_values
 from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.frozen import replace
-from memsheet.guard.budget import MOST_SCRIPT, TooMuchError
+from memsheet.guard.budget import MOST_LINES, MOST_SCRIPT, TooMuchError, is_long_script
 from memsheet.guard.toml import parse_toml
 from memsheet.patterns import late_pattern
 
@@ -503,8 +503,10 @@ def _changes_of_dtype(found: Read, dtype: str) -> dict[str, Any]:
 
 
 def _of_bounded_length(text: str) -> str:
-    if len(text) > MOST_SCRIPT:
-        raise TooMuchError(f"is longer than the {MOST_SCRIPT:,} characters of a script that are read")
+    if is_long_script(text):
+        raise TooMuchError(
+            f"is longer than the {MOST_SCRIPT:,} characters or {MOST_LINES:,} lines of a script that are read"
+        )
     return text
 
 

@@ -9,8 +9,15 @@ from typing import Any
 MOST_SCRIPT = 2**16
 """Characters of a script that are read; a longer one is refused, for what stands at its end counts as well.
 """
+MOST_LINES = 2**12
+"""Lines of it: more that are so short hold nothing but more steps."""
 CHARACTERS = 64
 """Characters of a text that weigh as much as one value."""
+
+
+def is_long_script(text: str) -> bool:
+    """Whether a script has more characters or lines than are read."""
+    return len(text) > MOST_SCRIPT or text.count("\n") > MOST_LINES
 
 
 class TooMuchError(ValueError):

@@ -25,7 +25,7 @@ from memsheet.exchange.shared.settings_files import loads_settings, settings_nam
 from memsheet.exchange.shared.shell_calls import with_started_scripts
 from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, parse_yaml, read_bytes, read_json
-from memsheet.guard.budget import MOST_SCRIPT, TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, TooMuchError, is_long_script
 from memsheet.patterns import late_pattern
 from memsheet.questions.export import PLAN, SHEET, pick_plan
 
@@ -176,7 +176,7 @@ def with_variables_beside(
     for name, text in texts.items():
         own = Path(files[0]) if len(files) == 1 else Path(name)
         folder = own if is_folder(own) else own.parent
-        if SOURCED.search(text) and len(text) <= MOST_SCRIPT and not name.endswith((CODE, NOTEBOOK, *DATA)):
+        if SOURCED.search(text) and not is_long_script(text) and not name.endswith((CODE, NOTEBOOK, *DATA)):
             found[name], told[name] = _with_sourced_values(text, folder, homes)
             continue
         path = folder / DOTENV
@@ -250,7 +250,7 @@ def with_called_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> di
     """
     return {
         name: text
-        if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or len(text) > MOST_SCRIPT
+        if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or is_long_script(text)
         else with_started_scripts(text, lambda script: _text_beside(script, folders))
         for name, text in texts.items()
     }
@@ -343,7 +343,7 @@ def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[s
     """
     found: dict[str, str] = {}
     for name, text in texts.items():
-        if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or len(text) > MOST_SCRIPT:
+        if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or is_long_script(text):
             continue
         for script in _started_names(text):
             if (held := _text_beside(script, folders)) is not None:

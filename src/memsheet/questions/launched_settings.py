@@ -10,7 +10,7 @@ from pathlib import Path
 from memsheet.exchange import RENDER, find_format
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.settings_launches import SettingsLaunch, settings_launches, with_words_over
-from memsheet.guard.budget import MOST_SCRIPT
+from memsheet.guard.budget import is_long_script
 from memsheet.questions.files_on_disk import CODE, DATA, tree_beside
 
 BY_SETTINGS = ("nemo-rl", "areal", "roll")
@@ -25,7 +25,7 @@ def with_launched_settings(
     """
     found, told = dict(texts), dict[str, tuple[str, ...]]()
     for name, text in texts.items():
-        if name.endswith((CODE, NOTEBOOK, *DATA)) or len(text) > MOST_SCRIPT:
+        if name.endswith((CODE, NOTEBOOK, *DATA)) or is_long_script(text):
             continue
         for launch in settings_launches(text):
             whole = _settings_of_launch(launch, folders)

@@ -27,7 +27,7 @@ from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS, texts_of
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
 from memsheet.guard import ANCHORED, TWICE, is_folder, parse_json, parse_yaml
-from memsheet.guard.budget import MOST_SCRIPT, TooMuchError
+from memsheet.guard.budget import TooMuchError, is_long_script
 from memsheet.late import late_functions
 from memsheet.plan.library_defaults import assumed_value_text
 from memsheet.questions.pod_jobs import command_name
@@ -86,7 +86,7 @@ def recognise_files(
         said = text if shell else "" if silent else _told_command(name, text)
         further, unread = (
             _launched_files(name, said, own if shell else None, scripts)
-            if said and len(text) <= MOST_SCRIPT
+            if said and not is_long_script(text)
             else ({}, ())
         )
         if said and named:
@@ -183,7 +183,7 @@ def _with_remarks(reads: Mapping[str, Read], remarks: tuple[str, ...]) -> dict[s
 def _written_configurations(name: str, text: str) -> dict[str, Read]:
     """Configurations that a shell's script writes itself, of kinds that a script is started with."""
     found: dict[str, Read] = {}
-    for file, body in written_files(text).items() if len(text) <= MOST_SCRIPT else ():
+    for file, body in written_files(text).items() if not is_long_script(text) else ():
         own, _ = _read_or_error(Path(file).name, body, "")
         trains = own is not None and own.form.name in KINDS.values() and own.request.get("task") == "train"
         if own is not None and (trains or own.form.name in LAUNCHED):
@@ -222,7 +222,7 @@ def _told_command(name: str, text: str) -> str:
     """The command that a Python script's own text says it is started by, that a notebook's cells give a
     shell, or that a job's YAML starts.
     """
-    if len(text) > MOST_SCRIPT:
+    if is_long_script(text):
         return ""
     if name.endswith(".py"):
         return described_launches(text, Path(name).name)
@@ -238,7 +238,7 @@ def _as_described(
     starts its processes apart from it.
     """
     said = _told_command(name, text)
-    start = first_script_launch(said) if said and len(text) <= MOST_SCRIPT else None
+    start = first_script_launch(said) if said and not is_long_script(text) else None
     if start is None or Path(start.script).name != Path(name).name:
         return own, {}
     further, _ = _launched_files(name, said, None, scripts)
@@ -265,7 +265,7 @@ def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]
     shells = (
         text
         for other, text in texts.items()
-        if Path(other).suffix not in (".py", *ENDINGS) and len(text) <= MOST_SCRIPT
+        if Path(other).suffix not in (".py", *ENDINGS) and not is_long_script(text)
     )
     started = (first_script_launch(text) for text in shells) if name.endswith(".py") else ()
     return next(

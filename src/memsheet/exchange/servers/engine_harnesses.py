@@ -15,7 +15,7 @@ from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.serve_pods import starts_a_server
 from memsheet.frozen import dataclass
-from memsheet.guard.budget import MOST_SCRIPT
+from memsheet.guard.budget import is_long_script
 from memsheet.patterns import late_pattern
 
 MOST_STARTED = 16
@@ -103,7 +103,7 @@ SERVERS = {"vllm": ("vllm", "serve"), "sglang": ("python", "-m", "sglang.launch_
 def harness_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The engines that a script's benchmarks and evaluations start; none of a script that starts a server."""
     del parse
-    if name.endswith((".py", ".json", ".yaml", ".yml", ".toml")) or len(text) > MOST_SCRIPT:
+    if name.endswith((".py", ".json", ".yaml", ".yml", ".toml")) or is_long_script(text):
         return []
     if not _STARTS.search(text) or starts_a_server(text):
         return []

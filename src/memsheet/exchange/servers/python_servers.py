@@ -29,7 +29,7 @@ from memsheet.exchange.shared.python_module import attribute_path
 from memsheet.exchange.shared.serve_script import ENGINE_MODULE, LAUNCHES, OFFLINE_MODULE, UNTOLD
 from memsheet.exchange.shared.visible_cards import python_exports
 from memsheet.frozen import replace
-from memsheet.guard.budget import MOST_SCRIPT
+from memsheet.guard.budget import is_long_script
 from memsheet.patterns import late_pattern
 
 MOST_NODES = 20_000
@@ -58,7 +58,7 @@ def python_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> li
     del parse
     if (
         not name.endswith((".py", NOTEBOOK))
-        or len(text) > MOST_SCRIPT
+        or is_long_script(text)
         or not _SERVES.search(text)
         or _TRAINS.search(text)
     ):

@@ -140,7 +140,7 @@ def described_launches(text: str, name: str) -> str:
     """
     try:
         told = "\n\n".join(_own_texts(ast.parse(text)))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     said = "\n\n".join(_command_blocks(told))
     own = any(found.script.rpartition("/")[2] == name for found in script_launches(said))

@@ -64,7 +64,7 @@ from memsheet.exchange.shared.shell_values import (
 )
 from memsheet.exchange.shared.slurm_environment import with_submitted_variables
 from memsheet.frozen import dataclass, replace
-from memsheet.guard.budget import MOST_SCRIPT, Budget, TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, Budget, TooMuchError, is_long_script
 from memsheet.patterns import late_pattern
 
 MOST_COMBINATIONS, MOST_TOLD, MOST_MADE = 24, 8, MOST_SCRIPT
@@ -111,7 +111,7 @@ def plain_scripts(text: str) -> tuple[PlainScript, ...]:
     shell's, or asks for more than a launch does. What Slurm gives a batch script stands before it.
     """
     text = assigned_defaults(ended_comments(with_submitted_variables(text)))
-    if len(text) > MOST_SCRIPT or not _BUILT.search(text):
+    if is_long_script(text) or not _BUILT.search(text):
         return (PlainScript("", text),)
     try:
         return tuple(_combinations(text, parse_shell(text))) or (PlainScript("", text),)

@@ -26,7 +26,7 @@ from memsheet.exchange.shared.python_values import (
 )
 from memsheet.exchange.shared.settings_files import held_settings
 from memsheet.frozen import replace
-from memsheet.guard.budget import MOST_SCRIPT, Budget, TooMuchError
+from memsheet.guard.budget import MOST_SCRIPT, Budget, TooMuchError, is_long_script
 
 LINE, WHOLE, SCOPE, BRANCH = (
     "lambda",
@@ -46,7 +46,7 @@ def read_module(text: str, bases: Mapping[str, Tree], given: Mapping[str, Any] |
 
     Raises ValueError for text that is no Python.
     """
-    if len(text) > MOST_SCRIPT:
+    if is_long_script(text):
         raise TooMuchError(f"is longer than the {MOST_SCRIPT} characters that are read")
     parsed = syntax_tree(text)
     functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}

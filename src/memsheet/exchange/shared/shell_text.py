@@ -275,7 +275,7 @@ def _sum_text(text: str, whole: str) -> str:
     """What a sum of whole numbers comes to, as text; as it stands where it is none."""
     try:
         return str(_sum_value(ast.parse(" ".join(text.split()).replace("/", "//"), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return whole
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from memsheet.exchange.shared.shell_loops import ASSIGNED, nodes_below
 from memsheet.exchange.shared.shell_syntax import Simple, parse_shell
 from memsheet.exchange.shared.shell_tokens import WORD, NoShellError
-from memsheet.guard.budget import MOST_SCRIPT
+from memsheet.guard.budget import is_long_script
 from memsheet.patterns import late_pattern
 
 MOST_STARTS = 12
@@ -28,7 +28,7 @@ def texts_of_starts(text: str) -> Mapping[str, str]:
     """By a name for each start of a script (``train.py``, ``train.py (2)``) the text without the other
     starts; nothing of a script with fewer than two.
     """
-    if len(text) > MOST_SCRIPT or len(STARTS.findall(text)) < 2:
+    if is_long_script(text) or len(STARTS.findall(text)) < 2:
         return {}
     try:
         places = sorted(_places_of_starts(text))
