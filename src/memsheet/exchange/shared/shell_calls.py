@@ -12,7 +12,7 @@ from memsheet.exchange.shared.shell_loops import is_assignment, nodes_below, sta
 from memsheet.exchange.shared.shell_syntax import Body, Group, Simple
 from memsheet.exchange.shared.shell_tokens import LIST, Token
 from memsheet.exchange.shared.shell_values import MOST_VALUES, WHOLE_LIST, Names, word_values
-from memsheet.guard.budget import is_long_script
+from memsheet.guard.budget import MOST_SCRIPT
 from memsheet.patterns import late_pattern
 
 MOST_CALLS, DEEPEST_CALL = 24, 4
@@ -107,7 +107,7 @@ def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str
                 if len(made) < MOST_STARTED and depth < DEEPEST_CALL and "$" not in script
                 else None
             )
-            if held is None or len(held) + sum(map(len, made.values())) + is_long_script(text):
+            if held is None or len(held) + sum(map(len, made.values())) + len(text) > MOST_SCRIPT:
                 return found[0]
             made[name] = ""  # a script that starts itself is not followed into itself
             made[name] = _STARTED.sub(lambda inner: call(inner, depth + 1), held)
