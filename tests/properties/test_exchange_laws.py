@@ -41,7 +41,9 @@ ENGINES = {
 READ_AS = {"unsloth": "transformers"}
 """By format, the one that a stranger's file of its kind is read as."""
 TOLD = {"verl": {"$.roles"}, "llamafactory": {"enable_liger_kernel (RoPE, norms, SwiGLU)"}}
-"""By format, doubts that its files have, or those with a fused loss: one switch is of further kernels there."""
+"""By format, doubts that its files have, or those with a fused loss: one switch is of further kernels
+there.
+"""
 MANY = 200
 MODELS = {"torchtune": "meta-llama/Llama-3.1-8B"}
 """By format, a model that it has a name of its own for, where it takes no other."""
