@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from memsheet.budget import Answer
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together
 from memsheet.exchange.shared.file_format import read_format_values as read_values
@@ -20,7 +21,9 @@ from memsheet.exchange.shared.script_defaults import (
 from memsheet.exchange.shared.trainers import with_master
 from memsheet.frozen import replace
 from memsheet.plan.check import flatten_document
+from memsheet.plan.layers import has_experts
 from memsheet.plan.overriding import without_overridden
+from memsheet.plan.workload import Serving
 
 if TYPE_CHECKING:
     from memsheet.exchange.shared.preference_methods import Preferences
@@ -42,6 +45,18 @@ def asked_of(
         **flat, "@gpus": gpus, "@nodes": nodes, "@per_node": gpus // nodes, "@accumulation": accumulation, "@model": document.get("model") or "",
         **({"@experts": True} if experts else {}),
     }  # fmt: skip
+
+
+def asked_of_answer(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
+    """An answered plan as what formats write. ``written``: its document."""
+    serves = isinstance(answer.plan.workload, Serving)
+    return asked_of(
+        written,
+        gpus=int(answer.plan.mesh.gpus),
+        nodes=answer.cluster.nodes if answer.cluster else 1,
+        accumulation=1 if serves else int(answer.plan.accumulation),
+        experts=has_experts(answer.model),
+    )
 
 
 def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:

@@ -9,11 +9,10 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.exchange import values_of
-from memsheet.exchange.joined_files import asked_of
+from memsheet.exchange.joined_files import asked_of_answer
 from memsheet.exchange.shared.file_format import Read, Values, read_format_values
 from memsheet.frozen import replace
 from memsheet.plan.document import plan_document
-from memsheet.plan.layers import has_experts
 
 Account = Callable[[Mapping[str, Read]], Answer | None]
 """The answer about the files as they would be read."""
@@ -76,13 +75,7 @@ def _changed_keys(read: Read, before: Answer, after: Answer) -> Values:
 
 def _asked(answer: Answer) -> dict[str, Any]:
     written = plan_document(answer.plan, model=answer.model.name, cluster=answer.cluster)
-    return asked_of(
-        written,
-        gpus=int(answer.plan.mesh.gpus),
-        nodes=answer.cluster.nodes if answer.cluster else 1,
-        accumulation=int(answer.plan.accumulation),
-        experts=has_experts(answer.model),
-    )
+    return asked_of_answer(answer, written)
 
 
 def _written(name: str, keys: Values) -> Iterator[str]:

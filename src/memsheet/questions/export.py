@@ -12,12 +12,11 @@ from memsheet import budget
 from memsheet.budget import Answer
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.exchange import Files, engine_differences, find_format, of_version, write_format_files
-from memsheet.exchange.joined_files import asked_of
+from memsheet.exchange.joined_files import asked_of_answer
 from memsheet.exchange.shared.file_format import Format
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.plan.document import plan_document
-from memsheet.plan.layers import has_experts
 from memsheet.plan.workload import Serving
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import plan_document_of
@@ -83,7 +82,9 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
     written = plan_document(
         answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster
     )
-    asked = _export_request(answer, written)
+    asked = asked_of_answer(answer, written)
+    if isinstance(answer.plan.workload, Serving):
+        asked = _as_released(answer, asked)
     formats = [of_version(form, asked) for form in formats]
     comments, named = tuple(sheet_summary_lines(answer)), [form.name for form in formats]
     formats += [find_format(name) for name in _companion_formats(formats, asked) if name not in named]
@@ -104,18 +105,6 @@ def _plan_or_sheet_document(plan: Any) -> Mapping[str, Any]:
     if plan is None:
         raise input_error("plan", None, "is missing", "a file of memsheet/plan/1")
     return plan_document_of(plan)
-
-
-def _export_request(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
-    serves = isinstance(answer.plan.workload, Serving)
-    asked = asked_of(
-        written,
-        gpus=int(answer.plan.mesh.gpus),
-        nodes=answer.cluster.nodes if answer.cluster else 1,
-        accumulation=1 if serves else int(answer.plan.accumulation),
-        experts=has_experts(answer.model),
-    )
-    return _as_released(answer, asked) if serves else asked
 
 
 def _checkpoint_folder(name: str) -> str:

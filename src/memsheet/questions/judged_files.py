@@ -15,8 +15,8 @@ from memsheet.exchange.verdict_doubts import (
     widen_verdict,
 )
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.questions.cards_of_job import join_on_cards
-from memsheet.questions.cures_in_files import cure_in_files
 from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
@@ -47,11 +47,13 @@ from memsheet.questions.named_models import (
     model_of,
 )
 from memsheet.questions.preference_jobs import preference_doubt
-from memsheet.questions.sure_changes import changed_values, with_judged_changes
 from memsheet.report.shared.checked import Checked
 
 if TYPE_CHECKING:
     from memsheet.questions.job_of_files import JobOfFiles
+with late_functions(__name__):
+    from memsheet.questions.cures_in_files import cure_in_files
+    from memsheet.questions.sure_changes import changed_values, with_judged_changes
 
 MACHINES = ("nodes", "per_node", "host_memory", "cluster")
 OF_PHASES = ("whole-logits",)
@@ -103,7 +105,8 @@ def judge_job(
         answer, reads, lambda size: answer_in_host_memory(job.ask, at_length, size)
     )
     told = with_moved_range(without_stand_in_log(widen_verdict(changed, doubt), reads), answer, moved)
-    if job.ask.get("fix", True):
+    unsure = told is not None and told.verdict is not None and told.verdict.result is not Result.FITS
+    if unsure and job.ask.get("fix", True):
         told = with_judged_changes(
             told,
             answer,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, worst_sheet
 from memsheet.exchange.joined_files import preferences_in
-from memsheet.exchange.shared.file_format import Moved, Read, Together
+from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.exchange.verdict_doubts import TRAINERS_OWN, Ask, Doubt
 from memsheet.plan.workload import Training
 from memsheet.sheet import Component, Instant
@@ -47,15 +47,6 @@ def preference_doubt(reads: Mapping[str, Read], whole: Together, answer: Answer 
     more = logits + _reference_bytes(method, most)
     words = f"the range holds {method.widened_by}"
     return Doubt(words, int(answer.verdict.device.low), max(needs) + more)
-
-
-def reference_beside(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
-    """The reference model of a method, as bytes that no change of the training takes away."""
-    method = preferences_in(reads)
-    if method is None or answer is None or not isinstance(answer.plan.workload, Training):
-        return ()
-    held = _reference_bytes(method, answer)
-    return (Moved(at=method.method, why="the reference model", low_bytes=0, high_bytes=held),) if held else ()
 
 
 def _reference_bytes(method: Preferences, answer: Answer) -> int:

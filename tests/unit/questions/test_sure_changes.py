@@ -45,13 +45,6 @@ def test_a_change_that_is_sure_fits_when_it_is_asked(name: str, tmp_path: Path) 
     fix = fix_of(tmp_path / name, gpus)
     assert fix is not None
     plan = {key: value for key, value in changed_values(fix).items() if value is not None}
-    nested: dict[str, dict[str, object] | object] = {}
-    for key, value in plan.items():
-        group, dot, inner = key.partition(".")
-        if dot:
-            nested.setdefault(group, {})[inner] = value  # type: ignore[index]
-        else:
-            nested[group] = value
     changed = memsheet.check(tmp_path / name, gpus=gpus, **_options(plan))
     assert changed.answer is not None
     assert changed.answer.verdict is not None

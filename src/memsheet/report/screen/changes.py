@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memsheet.budget import Answer, Fix, Result, Verdict, budget_of
+from memsheet.budget import Answer, Fix, Result, Verdict, budget_of, worst_sheet
 from memsheet.errors import printable_line
 from memsheet.report.screen.layout import labelled_row, one_line
 from memsheet.report.screen.pool_shortage import asked_lines, refused_lines
@@ -56,7 +56,19 @@ def deciding_lines(answer: Answer) -> list[str]:
 def nothing_helps_words(answer: Answer) -> str:
     """That changes were looked for and none helps; nothing elsewhere."""
     verdict = answer.verdict
-    return in_vain_words(verdict) if verdict is not None and _in_vain(verdict, answer) else ""
+    if verdict is None or not _in_vain(verdict, answer):
+        return ""
+    return FITS_AS_KNOWN if _fits_as_known(verdict, answer) else in_vain_words(verdict)
+
+
+FITS_AS_KNOWN = "by what is known it fits as it stands: what is open decides, and is told below"
+
+
+def _fits_as_known(verdict: Verdict, answer: Answer) -> bool:
+    """Whether the sheet itself fits, beside which its files leave something open."""
+    room = budget_of(answer.cluster).low_bytes if answer.cluster else 0
+    known = bool(answer.sheets) and worst_sheet(answer.sheets).device.high <= room
+    return known and verdict.result is Result.UNCERTAIN and not verdict.host_short_bytes
 
 
 def room_lines(answer: Answer, look: Look) -> list[str]:
