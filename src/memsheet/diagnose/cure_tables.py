@@ -6,8 +6,16 @@ from __future__ import annotations
 
 import re
 
+from memsheet.diagnose.frames import (
+    EXPERIENCE,
+    GATHERED,
+    GENERATION,
+    INFERENCE,
+    MERGING,
+    PICTURES,
+    QUANTIZING,
+)
 from memsheet.diagnose.message import MAYBE, NO, Cure
-from memsheet.diagnose.signs import EXPERIENCE, GATHERED, GENERATION, INFERENCE, MERGING, PICTURES, QUANTIZING
 
 RECOMPUTE = "recompute activations in backward"
 FUSED_LOSS = "a loss that never holds all logits (fused or in chunks)"

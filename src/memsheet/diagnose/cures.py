@@ -7,6 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from memsheet.diagnose.causes.limits import beyond_whole_machine
+from memsheet.diagnose.causes.neighbours import are_siblings, gap_of_card, shares_with_host
+from memsheet.diagnose.causes.shortages import is_warm_up, short_bytes
 from memsheet.diagnose.cure_tables import (
     BUCKETS,
     CACHES,
@@ -52,24 +55,7 @@ from memsheet.diagnose.cure_tables import (
     UNITS,
 )
 from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
-from memsheet.diagnose.interval import (
-    NOTHING,
-    at_least,
-    at_most_words,
-    size_words,
-)
-from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
-from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
-from memsheet.diagnose.named_cards import beyond_named_card
-from memsheet.diagnose.rules import (
-    are_siblings,
-    beyond_whole_machine,
-    gap_of_card,
-    is_warm_up,
-    shares_with_host,
-    short_bytes,
-)
-from memsheet.diagnose.signs import (
+from memsheet.diagnose.frames import (
     ADAPTERS,
     EVALUATION,
     GATHER,
@@ -81,8 +67,17 @@ from memsheet.diagnose.signs import (
     REDUCED,
     SERVING,
     STEP_SIZES,
-    Signs,
 )
+from memsheet.diagnose.interval import (
+    NOTHING,
+    at_least,
+    at_most_words,
+    size_words,
+)
+from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
+from memsheet.diagnose.messages.colocated import SHARE, cures_of_colocated, place_of_share, shares_a_card
+from memsheet.diagnose.named_cards import beyond_named_card
+from memsheet.diagnose.signs import Signs
 from memsheet.frozen import replace
 
 MOST = 4

@@ -24,7 +24,9 @@ from memsheet.diagnose.candidates import (
     rows_of,
 )
 from memsheet.diagnose.figures import PAGE
+from memsheet.diagnose.frames import BACKWARD, LOGITS, PREDICTIONS, SCORES, STEP_SIZES, Frame
 from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.log_programs import SERVERS
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import (
     cut_in_text,
@@ -36,7 +38,7 @@ from memsheet.diagnose.model_tensors import (
 )
 from memsheet.diagnose.model_terms import USUAL_TOKENS, model_terms
 from memsheet.diagnose.named_models import fixed_lengths, model_axes, positions_of_models
-from memsheet.diagnose.signs import BACKWARD, LOGITS, PREDICTIONS, SCORES, SERVERS, STEP_SIZES, Frame, Signs
+from memsheet.diagnose.signs import Signs
 from memsheet.frozen import replace
 from memsheet.units import MIB
 

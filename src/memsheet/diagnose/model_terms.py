@@ -19,7 +19,9 @@ from memsheet.diagnose.candidates import (
     raises,
 )
 from memsheet.diagnose.cure_tables import EIGHT_BITS
+from memsheet.diagnose.frames import BACKWARD, CHECKPOINT, LOGITS, REDUCED, SCORES, STEP_SIZES, Frame
 from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.log_programs import SERVERS
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import (
     Shape,
@@ -33,18 +35,8 @@ from memsheet.diagnose.model_tensors import (
     widths_of_towers,
 )
 from memsheet.diagnose.named_models import fixed_lengths, printed_weights
-from memsheet.diagnose.signs import (
-    BACKWARD,
-    CHECKPOINT,
-    LOGITS,
-    REDUCED,
-    SCORES,
-    SERVERS,
-    STEP_SIZES,
-    Frame,
-    Signs,
-    writes_scores,
-)
+from memsheet.diagnose.signs import Signs
+from memsheet.diagnose.tracebacks import writes_scores
 from memsheet.frozen import NamedTuple
 
 Widths = tuple[tuple[int, str], ...]

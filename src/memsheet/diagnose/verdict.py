@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from memsheet.diagnose.candidates import Axes
+from memsheet.diagnose.causes.growth import growth_of_steps
 from memsheet.diagnose.cleaned import Log, cleaned_log
 from memsheet.diagnose.contradictions import (
     contradictions_of,
@@ -18,6 +19,7 @@ from memsheet.diagnose.contradictions import (
 from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
 from memsheet.diagnose.cures import cures_of, shared_term, without_growth
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
+from memsheet.diagnose.frames import PROFILE, SERVING
 from memsheet.diagnose.identities import product_of_text, tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
@@ -40,8 +42,8 @@ from memsheet.diagnose.messages import (
     vllm,
 )
 from memsheet.diagnose.printed import Printed
-from memsheet.diagnose.rules import growth_of_steps, judge_figures
-from memsheet.diagnose.signs import PROFILE, SERVING, Signs, read_signs
+from memsheet.diagnose.rules import judge_figures
+from memsheet.diagnose.signs import Signs, read_signs
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB

@@ -10,10 +10,10 @@ from typing import Any, Unpack
 from memsheet.budget import Answer, Result
 from memsheet.diagnose.candidates import Axes
 from memsheet.diagnose.cleaned import MOST_BYTES
+from memsheet.diagnose.log_programs import SERVERS
 from memsheet.diagnose.message import YES, Cause, Cure
 from memsheet.diagnose.printed import printed_beside
 from memsheet.diagnose.redacted import redact_diagnosis
-from memsheet.diagnose.signs import SERVERS
 from memsheet.diagnose.snapshot.failure import is_failure, read_failure
 from memsheet.diagnose.snapshot.findings import Held, held_of
 from memsheet.diagnose.snapshot.history import is_snapshot, read_history

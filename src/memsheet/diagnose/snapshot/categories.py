@@ -7,8 +7,8 @@ with stacks an allocation without one is backward's.
 
 from __future__ import annotations
 
-from memsheet.diagnose.signs import BACKWARD, FRAMES, GATHER, LOGITS, RECOMPUTED, STATES, WEIGHTS
-from memsheet.diagnose.signs import Frame as Known
+from memsheet.diagnose.frames import BACKWARD, FRAMES, GATHER, LOGITS, RECOMPUTED, STATES, WEIGHTS
+from memsheet.diagnose.frames import Frame as Known
 from memsheet.diagnose.snapshot.history import Frame
 from memsheet.frozen import NamedTuple
 from memsheet.sheet import Component, Instant

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memsheet.diagnose.causes.shortages import short_bytes
 from memsheet.diagnose.cure_tables import KEEP_NOTHING
 from memsheet.diagnose.cures import alloc_conf, cures_of
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import NOTHING, Interval, size_words
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Judgement, Term
-from memsheet.diagnose.rules import judge_figures, short_bytes
+from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, signs_of_names
 from memsheet.diagnose.snapshot.findings import EXPANDABLE, Held
 from memsheet.frozen import replace

@@ -1,0 +1,56 @@
+"""Memory that only grows from step to step."""
+
+from __future__ import annotations
+
+from memsheet.diagnose.causes.shortages import short_bytes
+from memsheet.diagnose.figures import Figures
+from memsheet.diagnose.interval import (
+    Interval,
+    at_least,
+    size_words,
+)
+from memsheet.diagnose.message import Cause, Judgement
+from memsheet.diagnose.signs import Signs
+
+
+def memory_grows(of: Figures, signs: Signs) -> bool | None:
+    """What is reserved grows with tensors where next to nothing is kept without them."""
+    if signs.sums_losses or signs.keeps_losses or signs.keeps_outputs:
+        return True
+    if signs.growth:
+        return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
+    held = signs.reserved_growth or signs.used_growth
+    return bool(held) and not _may_be_pieces(of, held)
+
+
+def _may_be_pieces(of: Figures, grown: tuple[Interval, ...]) -> bool:
+    return of.unallocated is None or of.unallocated.high * 2 > (grown[-1] - grown[0]).low
+
+
+def leak_words(of: Figures, signs: Signs) -> str:
+    if grown_sizes := signs.growth or signs.reserved_growth or signs.used_growth:
+        grown = " → ".join(size_words(size) for size in grown_sizes)
+        what = "allocated" if signs.growth else "reserved" if signs.reserved_growth else "used"
+        return (
+            f"what is {what} only grows from step to step: {grown}, until {size_words(of.asked)} have no room"
+        )
+    if signs.keeps_outputs and not signs.sums_losses:
+        return (
+            "what the model makes is put on a list batch by batch and stays on the card: memory grows with each "
+            f"until one request ({size_words(of.asked)}) has no room"
+        )  # fmt: skip
+    return (
+        f"losses are {'summed' if signs.sums_losses else 'kept'} as tensors, which keeps every step's graph "
+        "alive: "
+        f"memory grows with each step until one request ({size_words(of.asked)}) has no room"
+    )
+
+
+def growth_of_steps(signs: Signs) -> Judgement | None:
+    """A leak, of a message without figures: what is allocated only grew before it, by a tenth or more."""
+    if not signs.growth or (signs.growth[-1] - signs.growth[0]).low * 10 < signs.growth[-1].low:
+        return None
+    grown = " → ".join(size_words(size) for size in signs.growth)
+    return Judgement(
+        causes=(Cause.LEAK,), because=f"what is allocated only grows: {grown}, until a request has no room"
+    )
