@@ -121,94 +121,137 @@ def answer_for_model(
     what of it stands beside the sheet; ``slack``: whether steps are played through the allocator's rules
     always, unless tensors alone are too many, or never.
     """
-    request, said = with_method(request)
-    said = (*assumed, *said)
-    spec = with_draft_model(spec, request)
-    resolved = resolve_request(request, spec, cluster)
-    resolved = resolved if cluster or wanted else _with_one_pooled(resolved)
-    said += cluster.device.assumed if cluster else ()
-    resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
-    raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
-    replays = slack == REPLAY
-    sheets = sheets_of(spec, resolved, cluster, replays=replays)
-    if slack == BOUNDS and cluster and not _denied(spec, resolved.plan, cluster, sheets):
-        replays, sheets = True, sheets_of(spec, resolved, cluster)
-    serving = (
-        _serving_facts(spec, resolved, cluster, sheets)
-        if isinstance(resolved.plan.workload, Serving)
-        else None
-    )
-    verdict = judge_plan(spec, resolved.plan, cluster, sheets) if cluster else None
-    if verdict and serving and "short_bytes" in serving:
-        verdict = verdict_on_start(verdict, serving["short_bytes"])
-    used = library_use(library)
-    if verdict and cluster and used:
-        verdict = verdict_with_extra_bytes(verdict, cluster, *used.extra_bytes(spec, resolved.plan))
-    if verdict and cluster and fix and verdict.result is not Result.FITS:
-        from memsheet.search.fixes.cheapest import cheapest_fix
-
-        verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, used))
-    if (
-        verdict
-        and cluster
-        and fix
-        and verdict.result is Result.UNCERTAIN
-        and serving is not None
-        and _prompts_unknown(resolved.plan)
-    ):
-        from memsheet.search.serve.prompt_lengths import prompts_that_fit
-
-        serving = {**(serving or {}), **prompts_that_fit(spec, request, cluster)}
-    served = {"engine": resolved.plan.engine}  # of which what else would hold them is asked, too
-    if (
-        fix
-        and cluster
-        and serving
-        and verdict
-        and "short_bytes" in serving
-        and serving["short_bytes"].high > 0
-    ):
-        from memsheet.search.fixes.startup import WANTED, makes_room
-
-        serving = {
-            **serving,
-            **makes_room(spec, {**request, **served, WANTED: wanted}, cluster, serving["short_bytes"]),
-        }
+    request, spec, resolved = _resolve_asked(spec, request, cluster, wanted=wanted, assumed=assumed)
+    plan, used = resolved.plan, library_use(library)
+    replays, sheets = _asked_sheets(spec, resolved, cluster, slack)
+    serving = _serving_facts(spec, resolved, cluster, sheets) if isinstance(plan.workload, Serving) else None
+    verdict = _judge_asked(spec, plan, cluster, sheets, serving, used) if cluster else None
+    held = {**request, "engine": plan.engine}  # of which what else would hold them is asked, too
+    if verdict and cluster and fix:
+        verdict = _with_cheapest(spec, request, cluster, sheets, verdict, used)
+        serving = serving and _with_server_changes(spec, held, plan, cluster, verdict, serving, wanted)
     if wanted and verdict and cluster and serving:
-        verdict, serving = _verdict_on_sequences(
-            spec, {**request, **served}, resolved.plan, cluster, verdict, serving, wanted, fix=fix
-        )
-    routed: tuple[str, ...] = ()
-    if serving is None and cluster and verdict and resolved.plan.routing:
-        from memsheet.search.train.routing import routing_notes
-
-        routed = routing_notes(spec, resolved.plan, cluster, sheets, verdict, replays=replays)
-    notes = (
-        *routed,
-        *spec.source.notes,
-        *(() if serving is None or wanted else _sequence_limit_notes(request, resolved.plan, serving)),
-        *(() if serving is None else _serving_notes(resolved.plan, spec)),
-        *version_notes(resolved.plan),
-    )
-    if engine_of(resolved.plan).stores_gguf and resolved.plan.quantization is not None:
-        notes += types_notes(verdict, sheets)
-    notes += _hardware_cautions(resolved.plan, cluster, spec)
-    others = _other_engines(spec, request, cluster, resolved.plan) if fix else ()
+        verdict, serving = _verdict_on_sequences(spec, held, plan, cluster, verdict, serving, wanted, fix=fix)
     ways: tuple[WayToFit, ...] = ()
     if verdict and cluster and fix and _is_stuck(verdict, serving):
         from memsheet.search.fixes.ways_to_fit import ways_to_fit
 
-        ways = ways_to_fit(
-            spec,
-            request,
-            cluster,
-            read_written_model,
-            used,
-        )
-    found = answer_of(spec, resolved, cluster, sheets, verdict)
-    return replace(
-        found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways, seeks_changes=fix
+        ways = ways_to_fit(spec, request, cluster, read_written_model, used)
+    notes = (
+        *_routing_notes(spec, plan, cluster, sheets, verdict, replays=replays),
+        *spec.source.notes,
+        *(() if serving is None or wanted else _sequence_limit_notes(request, plan, serving)),
+        *(() if serving is None else _serving_notes(plan, spec)),
+        *version_notes(plan),
+        *(types_notes(verdict, sheets) if engine_of(plan).stores_gguf and plan.quantization else ()),
+        *_hardware_cautions(plan, cluster, spec),
     )
+    others = _other_engines(spec, request, cluster, plan) if fix else ()
+    return replace(
+        answer_of(spec, resolved, cluster, sheets, verdict),
+        notes=notes, serving=serving, other_engines=others, ways_to_fit=ways, seeks_changes=fix,
+    )  # fmt: skip
+
+
+def _resolve_asked(
+    spec: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster | None,
+    *,
+    wanted: int | None,
+    assumed: tuple[str, ...],
+) -> tuple[Mapping[str, Any], ModelSpec, Resolved]:
+    """The request, its model with who drafts for it, and the whole plan, which the cluster can run."""
+    request, said = with_method(request)
+    spec = with_draft_model(spec, request)
+    resolved = resolve_request(request, spec, cluster)
+    resolved = resolved if cluster or wanted else _with_one_pooled(resolved)
+    said = (*assumed, *said, *(cluster.device.assumed if cluster else ()))
+    raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
+    return request, spec, replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
+
+
+def _asked_sheets(
+    spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, slack: str
+) -> tuple[bool, tuple[Sheet, ...]]:
+    """Whether steps were played through the allocator's rules, and the sheets."""
+    replays = slack == REPLAY
+    sheets = sheets_of(spec, resolved, cluster, replays=replays)
+    if slack == BOUNDS and cluster and not _denied(spec, resolved.plan, cluster, sheets):
+        return True, sheets_of(spec, resolved, cluster)
+    return replays, sheets
+
+
+def _judge_asked(
+    spec: ModelSpec,
+    plan: Plan,
+    cluster: Cluster,
+    sheets: tuple[Sheet, ...],
+    serving: Mapping[str, Any] | None,
+    used: LibraryUse | None,
+) -> Verdict:
+    """The verdict, with what a server needs to start and what a library holds beside the sheet."""
+    verdict = judge_plan(spec, plan, cluster, sheets)
+    if serving and "short_bytes" in serving:
+        verdict = verdict_on_start(verdict, serving["short_bytes"])
+    return verdict_with_extra_bytes(verdict, cluster, *used.extra_bytes(spec, plan)) if used else verdict
+
+
+def _with_cheapest(
+    spec: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    sheets: tuple[Sheet, ...],
+    verdict: Verdict,
+    used: LibraryUse | None,
+) -> Verdict:
+    """The verdict with the cheapest change that makes the job fit, where it is not sure to."""
+    if verdict.result is Result.FITS:
+        return verdict
+    from memsheet.search.fixes.cheapest import cheapest_fix
+
+    return replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, used))
+
+
+def _with_server_changes(
+    spec: ModelSpec,
+    request: Mapping[str, Any],
+    plan: Plan,
+    cluster: Cluster,
+    verdict: Verdict,
+    serving: Mapping[str, Any],
+    wanted: int | None,
+) -> Mapping[str, Any]:
+    """What is known of a server, with the prompts that fit where nobody says how long they are, and what
+    makes room where it would not start.
+    """
+    if verdict.result is Result.UNCERTAIN and _prompts_unknown(plan):
+        from memsheet.search.serve.prompt_lengths import prompts_that_fit
+
+        serving = {**serving, **prompts_that_fit(spec, request, cluster)}
+    if "short_bytes" in serving and serving["short_bytes"].high > 0:
+        from memsheet.search.fixes.startup import WANTED, makes_room
+
+        asked = {**request, WANTED: wanted}
+        serving = {**serving, **makes_room(spec, asked, cluster, serving["short_bytes"])}
+    return serving
+
+
+def _routing_notes(
+    spec: ModelSpec,
+    plan: Plan,
+    cluster: Cluster | None,
+    sheets: tuple[Sheet, ...],
+    verdict: Verdict | None,
+    *,
+    replays: bool,
+) -> tuple[str, ...]:
+    """What a training is told of how its tokens may be routed."""
+    if isinstance(plan.workload, Serving) or not (cluster and verdict and plan.routing):
+        return ()
+    from memsheet.search.train.routing import routing_notes
+
+    return routing_notes(spec, plan, cluster, sheets, verdict, replays=replays)
 
 
 def _denied(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> bool:
