@@ -16,6 +16,7 @@ from memsheet.plan.defaults import (
 )
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.hub_names import joined_names, library_names, own_default
 from memsheet.plan.layers import has_experts, linear_names
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 from memsheet.plan.plan import AdapterKind
@@ -69,7 +70,7 @@ def targets_of(
         else:
             gaps.assumed.append(f"adapter.targets = {','.join(targets)} (peft's default for {kind.value})")
     if targets is None:
-        found = LORA_TARGETS.get(model.model_type) if model else None
+        found = own_default(model) or LORA_TARGETS.get(model.model_type) if model else None
         if found is not None:
             gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default)")
         elif model is not None and (found := _attention_linears(model, stacked_names(model, engine))):
@@ -94,15 +95,16 @@ def targets_of(
             f"adapter.targets of {' and '.join(wrapped)} = none (peft wraps none of their modules of that "
             f"name: give it a pattern of {model.stacks[0].path} alone)"
         )
-    targets = _names_of_paths(gaps, model, targets)
+    targets = _names_of_paths(gaps, model, library_names(model, targets))
     present, stacked = linear_names(model), stacked_names(model, engine)
     all_linear = list(targets) == [ALL_LINEAR]
     if engine.layers is not None and has_experts(model) and _reaches_experts(targets):
         _refuse_routed(gaps, model, targets, engine)
         return tuple(targets)
     if all_linear or list(targets) == [LINEAR_MODULES]:
-        gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} ({targets[0]})")
-        targets = tuple(sorted(present))
+        every = tuple(sorted(joined_names(model, present)))
+        gaps.assumed.append(f"adapter.targets = {','.join(every)} ({targets[0]})")
+        targets = every
     if moved := [ALL_LINEAR] if all_linear and stacked else sorted(stacked.intersection(targets)):
         _refuse_stacked(gaps, model, moved, stacked)
         return tuple(targets)

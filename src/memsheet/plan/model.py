@@ -434,6 +434,7 @@ class Source:
     base: str = ""  # the bundled model that a copy is of
     attention_open: bool = False  # its name says that it is quantized, and not whether attention is
     positions_open: bool = False  # by its name it was tuned of ``base``, and nobody says for which length
+    own_code: str = ""  # the family of the hub whose own code runs it, of which the library has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,15 @@ NO_SDPA = frozenset(
 that is read was looked up.
 """
 
+WRITES_SCORES = frozenset({"internlm", "internlm2", "xverse", "aquila", "orion"})
+"""Families of the hub whose own code is Llama's of 2023, which writes scores out unless FlashAttention is
+asked for; InternLM2's configuration itself says ``attn_implementation`` eager (catalog/models/internlm2-7b).
+"""
+JOINED_QKV = frozenset({"internlm2", "baichuan", "qwen", "chatglm"})
+"""Families of the hub whose own code has queries, keys and values in one matrix (wqkv, W_pack, c_attn,
+query_key_value).
+"""
+
 TP_TRAINED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Families whose training step was compared with its trace under tensor parallelism, cut as their own plan
 says.

@@ -179,6 +179,7 @@ def _mamba_gguf_config(model: Contents) -> dict[str, Any]:
 # general.architecture: (model_type, how its keys become a config)
 ARCHITECTURES: dict[str, tuple[str, Callable[[Contents], dict[str, Any]]]] = {
     "llama": ("llama", _llama_gguf_config), "qwen2": ("qwen2", _dense_decoder_config), "qwen3": ("qwen3", _dense_decoder_config), "phi3": ("phi3", _dense_decoder_config),
+    "internlm2": ("llama", _llama_gguf_config), "xverse": ("llama", _llama_gguf_config), "exaone": ("llama", _llama_gguf_config),
     "smollm3": ("smollm3", _dense_decoder_config), "granite": ("granite", _qkv_bias_config), "starcoder2": ("starcoder2", _qkv_bias_config),
     "olmo2": ("olmo2", _dense_decoder_config), "exaone4": ("exaone4", _dense_decoder_config), "nemotron": ("nemotron", _dense_decoder_config), "ernie4_5": ("ernie4_5", _qkv_bias_config),
     "gemma": ("gemma", _dense_decoder_config), "gemma2": ("gemma2", _soft_capped), "gemma3": ("gemma3_text", _dense_decoder_config),

@@ -16,6 +16,7 @@ from memsheet.readers.registry import FAMILIES
 from memsheet.readers.rope_lengths import scaled_positions, windows_rotate_apart
 
 with late_functions(__name__):
+    from memsheet.readers.hub_code import library_values
     from memsheet.readers.recorded import model_from_recording
 
 
@@ -31,6 +32,14 @@ class Config:
     values: Mapping[str, Any]
     name: str
     source: Source
+
+
+def library_config(found: Config) -> Config:
+    """A config in the words of the library, where its family's code lies on the hub."""
+    own = found.values.get("model_type") if isinstance(found.values, Mapping) else None
+    if own in FAMILIES or (values := library_values(found.values)) is found.values:
+        return found
+    return Config(values, found.name, replace(found.source, own_code=str(own)))
 
 
 if TYPE_CHECKING:
@@ -57,6 +66,8 @@ def read_hf_config(
             "a config.json names its model_type as text",
             "is this a model's config.json?",
         )
+    data, own_code = data if model_type in FAMILIES else library_values(data), model_type
+    model_type = str(data["model_type"])
     if model_type not in FAMILIES and recorder is not None:
         return model_on_record(data, recorder, name=name, source=source)
     if model_type not in FAMILIES:
@@ -70,13 +81,14 @@ def read_hf_config(
     ahead = config.count("num_nextn_predict_layers", default=AHEAD.get(model_type, 0), low=0, high=MOST_AHEAD)
     config.done()
     where = source or Source(kind="dict")
+    where = where if own_code == model_type else replace(where, own_code=own_code)
     return replace(
         spec,
         name=name or model_type,
         dtype=dtype,
         quantization=_of_words_alone(stored, spec) if "quantization_config" not in data else stored,
         ahead=ahead or spec.ahead,
-        source=replace(where, notes=where.notes + _code_notes(data)),
+        source=replace(where, notes=(*where.notes, *_code_notes(data), *_own_code_notes(where, model_type))),
         scaled_positions=scaled_positions(data, spec.max_positions),
         windows_rotate_apart=windows_rotate_apart(data),
     )
@@ -129,6 +141,14 @@ def _nearest_family(model_type: str) -> str:
         return ""
     near = nearest_words(model_type, FAMILIES, n=1, cutoff=0.0)
     return f"the nearest known one is {near[0]}" if near else ""
+
+
+def _own_code_notes(where: Source, family: str) -> tuple[str, ...]:
+    if not where.own_code:
+        return ()
+    return (
+        f"its own code ({where.own_code}), beside its weights, is accounted as {family}'s of the same layers",
+    )
 
 
 def _code_notes(data: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from memsheet.errors import InputError, input_error, nearest_words, printable_li
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
 from memsheet.plan.model import ModelSpec, Source
-from memsheet.readers.hf_config import Config, read_hf_config
+from memsheet.readers.hf_config import Config, library_config, read_hf_config
 from memsheet.readers.modelopt import BESIDE
 
 __all__ = ["Catalog", "Config", "find_config", "read_model"]
@@ -65,6 +65,14 @@ def find_config(
     """
     if isinstance(text, ModelSpec):
         return text
+    found = _given_config(text, catalog, names)
+    return found if isinstance(found, ModelSpec) else library_config(found)
+
+
+def _given_config(
+    text: str | Path | Mapping[str, Any], catalog: Catalog, names: Iterable[str]
+) -> Config | ModelSpec:
+    """The config as it is given."""
     if isinstance(text, Mapping) and set(text) == {"gguf"}:
         return _from_gguf_header(text["gguf"])
     if isinstance(text, Mapping):

@@ -18,7 +18,7 @@ from memsheet.plan.layers import ends_with_table
 from memsheet.plan.model import Attention, CrossAttention, LatentAttention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.speculative import version_of
-from memsheet.plan.verified_families import NO_SDPA
+from memsheet.plan.verified_families import NO_SDPA, WRITES_SCORES
 from memsheet.plan.workload import KvCache, Serving, Workload
 
 
@@ -46,8 +46,9 @@ def attention_of(
     serves = gaps.request.get("task") == "infer" and not engine.limits.library_modules
     library = engine.layers is None and not serves
     without = _without_sdpa(model) if library and model is not None else []
+    written = bool(without) or (library and model is not None and model.source.own_code in WRITES_SCORES)
     default = (
-        AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
+        AttentionKind.EAGER if written and AttentionKind.EAGER in engine.attention else engine.attention[0]
     )
     old = (
         cluster is not None and not engine.limits.own_kernels and is_older_device(cluster.device, FLASH_UNITS)

@@ -15,8 +15,10 @@ from memsheet.frozen import replace
 from memsheet.plan.defaults import FUSED_TARGETS
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.model import Attention, Block, ModelSpec, Weight
+from memsheet.plan.model import Attention, Block, ModelSpec, Stack, Weight
 from memsheet.plan.plan import Plan
+from memsheet.plan.verified_families import JOINED_QKV
+from memsheet.plan.workload import Training
 
 if TYPE_CHECKING:
     from memsheet.formulas.tapes.recorder import Recorder
@@ -32,23 +34,40 @@ they are (Qwen's) and raised by autocast, or never raised.
 def spec_with_fused_qkv(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with its projections as one where the plan's adapter is on such a one."""
     targets = plan.adapter.targets if plan.adapter else ()
-    if not any(name in FUSED_TARGETS for name in targets) or not any(
-        _separate_qkv_weights(block) for block in spec.blocks()
-    ):
+    named = any(name in FUSED_TARGETS for name in targets)
+    if spec.source.own_code and isinstance(plan.workload, Training):
+        return _as_own_code(spec, joined=named or (not targets and spec.source.own_code in JOINED_QKV))
+    if not named or not any(_separate_qkv_weights(block) for block in spec.blocks()):
         return spec
-    stacks = tuple(
+    stacks = _fused_stacks(spec, KIND)
+    kind = SHIFTED_SAME if engine_of(plan).casts_whole_model else SHIFTED_LOW
+    head = replace(spec.head, kind=kind) if spec.head.kind == "causal_lm" else spec.head
+    return replace(spec, stacks=stacks, head=head)
+
+
+def _as_own_code(spec: ModelSpec, *, joined: bool) -> ModelSpec:
+    """A family of the hub as its own code trains it: logits are raised to fp32 and then shifted, as Llama's
+    code did of which theirs are copies, and where it has one matrix of queries, keys and values, they are
+    parts of what that makes.
+    """
+    head = replace(spec.head, kind=SHIFTED) if spec.head.kind == "causal_lm" else spec.head
+    return replace(spec, stacks=_fused_stacks(spec) if joined else spec.stacks, head=head)
+
+
+def _fused_stacks(spec: ModelSpec, kind: str = "") -> tuple[Stack, ...]:
+    """``kind``: whose code runs them, where it is not the family's."""
+    return tuple(
         replace(
             stack,
             runs=tuple(
-                replace(run, pattern=tuple(_fuse_block_qkv(block) for block in run.pattern))
+                replace(
+                    run, pattern=tuple(_fuse_block_qkv(block, kind or block.kind) for block in run.pattern)
+                )
                 for run in stack.runs
             ),
         )
         for stack in spec.stacks
     )
-    kind = SHIFTED_SAME if engine_of(plan).casts_whole_model else SHIFTED_LOW
-    head = replace(spec.head, kind=kind) if spec.head.kind == "causal_lm" else spec.head
-    return replace(spec, stacks=stacks, head=head)
 
 
 def _separate_qkv_weights(block: Block) -> tuple[Weight, ...]:
@@ -62,7 +81,7 @@ def _separate_qkv_weights(block: Block) -> tuple[Weight, ...]:
     )
 
 
-def _fuse_block_qkv(block: Block) -> Block:
+def _fuse_block_qkv(block: Block, kind: str) -> Block:
     parts, at = _separate_qkv_weights(block), block.mixers[0]
     if not parts or not isinstance(at, Attention):
         return block
@@ -72,7 +91,7 @@ def _fuse_block_qkv(block: Block) -> Block:
     ]
     rest = tuple(w for w in at.weights if w not in parts)
     weights = (*(w for w in whole if w), *rest)
-    return replace(block, kind=KIND, mixers=(replace(at, fused_qkv=True, weights=weights),))
+    return replace(block, kind=kind, mixers=(replace(at, fused_qkv=True, weights=weights),))
 
 
 def _fused_qkv_weight(at: Attention, parts: list[Weight], kind: str) -> Weight | None:
