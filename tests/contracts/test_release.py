@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import memsheet
+from memsheet.catalog import model_names
 from memsheet.cli.commands import COMMANDS
 from memsheet.cli.completion import SHELLS
 
@@ -107,3 +108,9 @@ def test_bash_completes_commands_flags_devices_and_models() -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_command_is_completed_in_every_shell(shell: str) -> None:
     assert all(re.search(rf"\b{name}\b", SHELLS[shell]()) for name in COMMANDS)
+
+
+def test_the_readme_counts_the_bundled_models() -> None:
+    said = re.search(r"`memsheet models` lists (\d+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert said
+    assert int(said[1]) == len(list(model_names()))

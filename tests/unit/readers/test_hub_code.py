@@ -17,7 +17,7 @@ from memsheet.readers.registry import FAMILIES
 from memsheet.sheet import Instant
 
 BUNDLED = {
-    "internlm-7b": "internlm", "internlm2-7b": "internlm2", "qwen-1.8b": "qwen", "baichuan2-7b": "baichuan",
+    "internlm-7b": "internlm", "internlm2-7b": "internlm2", "qwen-1.8b": "qwen", "qwen-7b": "qwen", "baichuan2-7b": "baichuan",
     "orion-14b": "orion", "chatglm3-6b": "chatglm", "minicpm-2b": "minicpm",
 }  # fmt: skip
 
