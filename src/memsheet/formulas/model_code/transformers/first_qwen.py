@@ -50,9 +50,9 @@ def _as_own_code(spec: ModelSpec, *, joined: bool) -> ModelSpec:
     code did of which theirs are copies, and where it has one matrix of queries, keys and values, they are
     parts of what that makes.
 
-    InternLM2's (OpenGVLab/InternVL 2410d1d, internvl_chat/internvl/model/internlm2/modeling_internlm2.py), run
-    on tensors without memory, keeps 152.25 MiB a layer for 512 tokens, of which 152.00 are accounted here: it
-    makes its rotary tables in every layer.
+    InternLM2's (OpenGVLab/InternVL 2410d1d, internvl/model/internlm2/modeling_internlm2.py), run on tensors
+    without memory, keeps 152.25 MiB a layer for 512 tokens, of which 152.00 are accounted here: it makes its
+    rotary tables in every layer.
     """
     head = replace(spec.head, kind=SHIFTED) if spec.head.kind == "causal_lm" else spec.head
     return replace(spec, stacks=_fused_stacks(spec) if joined else spec.stacks, head=head)
