@@ -153,8 +153,8 @@ NEEDS_TORCH = re.compile(
 
 
 def pytest_configure() -> None:
-    """What tests hold lives to the end: Python need not look through it for garbage at every turn, which takes
-    a third of the time.
+    """What tests hold lives to the end: to look through it for garbage at every turn takes a third of the
+    time.
     """
     gc.set_threshold(100_000, 20, 20)
 
