@@ -95,8 +95,8 @@ def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
 
 
 def adapter_edits(request: Request, plan: Plan) -> tuple[tuple[str, Edits], ...]:
-    """Adapters instead of a whole model, where it is trained whole."""
-    if plan.adapter is not None or plan.quantization is not None:
+    """Adapters instead of a whole model, where it is trained whole and its engine has any."""
+    if plan.adapter is not None or plan.quantization is not None or engine_of(plan).adapters_apart:
         return ()
     free = bool(recomputed_edits(request))
     return tuple(
@@ -314,8 +314,8 @@ def _smaller_model_way(
         return None
     near = filter(None, map(read, _kin_names(letters, spec.model_type)))
     smaller = [model for model in near if own // SMALLEST_SHARE <= int(parameter_count(model)) < own]
-    adapted = isinstance(plan.workload, Training) and plan.adapter is None and plan.quantization is None
-    kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
+    adapters = adapter_edits(request, plan) if isinstance(plan.workload, Training) else ()
+    kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *adapters)
     for model in sorted(
         smaller,
         key=lambda model: (

@@ -195,10 +195,10 @@ def test_changes_on_top_of_the_answers_own_plan_come_to_what_they_promise(
 
 def test_gpus_in_their_usual_nodes_name_no_nodes() -> None:
     """Nodes are no key of a plan; they are named where the number of GPUs lays them out otherwise."""
-    job: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "seq_len": 2048, "recompute": "full"}
+    job: dict[str, Any] = {"engine": "torchtitan", "zero": 3, "seq_len": 2048, "recompute": "full"}
     named = []
     for layout in ({}, {"nodes": 4}):
-        answer = memsheet.train("llama-3.1-405b", gpus="16xH100-80GB", host_memory="1GiB", **job, **layout)
+        answer = memsheet.train("llama-3.1-405b", gpus="16xH100-80GB", **job, **layout)
         assert answer.verdict is not None
         assert answer.verdict.cheapest_fix is not None
         document = sheet_document(answer)["verdict"]["cheapest_fix"]
@@ -211,19 +211,17 @@ def test_doubled_twice_is_told_once() -> None:
     answer = memsheet.train(
         "llama-3.1-405b",
         gpus="16xH100-80GB",
-        engine="fsdp2",
+        engine="torchtitan",
         zero=3,
         seq_len=2048,
         recompute="full",
-        optimizer="sgd_momentum",
-        host_memory="1GiB",
     )
     assert answer.verdict is not None
     fix = answer.verdict.cheapest_fix
     assert fix is not None
     more = [change for change in fix.changes if change.key == "gpus"]
     assert len(more) == 1
-    assert more[0].words == "from 16xH100-80GB to 64xH100-80GB"
+    assert more[0].words == "from 16xH100-80GB to 256xH100-80GB"
 
 
 def test_what_fits_looks_as_if_it_did() -> None:
