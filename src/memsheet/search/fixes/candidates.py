@@ -261,7 +261,8 @@ def _more_gpus(asked: ChangedJob) -> Edits | None:
         return None
     mesh = {"mesh.dp_shard": asked.plan.mesh.dp_shard * 2} if asked.names("mesh.dp_shard") else {}
     gpus = {"gpus": f"{cluster.count * 2}x{cluster.device.name}"}
-    return {**gpus, **_nodes_edit(cluster), **mesh}
+    batch = asked.request.get("global_batch")  # said again: as many rounds of more ranks are another batch
+    return {**gpus, **_nodes_edit(cluster), **mesh, **({"global_batch": batch} if batch else {})}
 
 
 def _nodes_edit(cluster: Cluster) -> Edits:

@@ -37,8 +37,20 @@ def cheapest_fix(
     """The change that fits and costs least, else the list whose dearest change does, found greedily; None
     when it fits or nothing helps. ``library``: whose ways a change has.
     """
+    return search_changes(spec, request, cluster, sheets, verdict, library)[0]
+
+
+def search_changes(
+    spec: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    sheets: tuple[Sheet, ...],
+    verdict: Verdict,
+    library: LibraryUse | None = None,
+) -> tuple[Fix | None, tuple[str, ...]]:
+    """The cheapest fix, and where there is none what was tried, in words."""
     if verdict.result is Result.FITS or request.get("task") != "train":
-        return None
+        return None, ()
     start = ChangedJob(
         request, cluster, resolve_request(request, spec, cluster).plan, sheets, verdict, (), library
     )
@@ -50,8 +62,9 @@ def cheapest_fix(
         if found := alone or _fitting_list(spec, start, singles, all_made, price):
             found = _told_once(spec, start, _drop_needless_changes(spec, start, found))
             changes = with_implied_keys(spec, request, cluster, start.plan, found.changes, library)
-            return Fix(changes=changes, device=found.verdict.device, host_bytes=found.host_bytes)
-    return None
+            return Fix(changes=changes, device=found.verdict.device, host_bytes=found.host_bytes), ()
+    tried = (*(one.made[0] for one in singles), *all_made.made)
+    return None, tuple(dict.fromkeys(one.words.partition(" (")[0] for one in tried))
 
 
 def _applicable_changes(spec: ModelSpec, state: ChangedJob, prices: Container[int]) -> list[ChangedJob]:
