@@ -106,13 +106,24 @@ def _few_heads(case: Case) -> Iterator[Found]:
 
 
 def _eager_attention(case: Case) -> Iterator[Found]:
-    if case.request.get("attention") == "eager":
+    if case.request.get("attention") != "eager":
+        return
+    known = (
+        name
+        for name, kind in WITHOUT_SCORES.items()
+        if not case.answer or case.ask({"attention": kind}) is not None
+    )
+    if (name := next(known, None)) is not None:
         yield Found(
             where="attention",
             says="eager attention keeps every score",
-            cure='attn_implementation="sdpa"',
-            changes={"attention": "sdpa"},
+            cure=f'attn_implementation="{name}"',
+            changes={"attention": WITHOUT_SCORES[name]},
         )
+
+
+WITHOUT_SCORES = {"sdpa": "sdpa", "flash_attention_2": "flash"}
+"""The library's names of attention that keeps no scores, of which a family may have none or one."""
 
 
 def _passed_over_targets(case: Case) -> Iterator[Found]:
