@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from memsheet.account import account_rank
@@ -95,21 +96,14 @@ def _shorter_training_way(
     """The longest sequences that are sure to fit, with what makes them longest."""
     steps = int(plan.training.seq_len) // LENGTH_STEP - 2
 
-    def tried(tokens: int, words: str, edits: Edits) -> WayToFit | None:
+    def tried(words: str, edits: Edits, at: int) -> WayToFit | None:
+        tokens = (at + 1) * LENGTH_STEP
         said = f"sequences of {tokens:,} tokens{f', {words}' if words else ''}"
         return _way_with_edits(spec, request, cluster, {"seq_len": tokens, **edits}, said, library)
 
-    for words, edits in reversed((("", {}), *recomputed_edits(request))):
-        found = (
-            _last_that_fits(
-                steps, lambda at, words=words, edits=edits: tried((at + 1) * LENGTH_STEP, words, edits)
-            )
-            if steps >= 0
-            else None
-        )
-        if found is not None:
-            return found
-    return None
+    kinds = reversed((("", {}), *recomputed_edits(request))) if steps >= 0 else ()
+    found = (_last_that_fits(steps, partial(tried, words, edits)) for words, edits in kinds)
+    return next(filter(None, found), None)
 
 
 def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
