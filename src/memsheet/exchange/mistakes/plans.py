@@ -14,6 +14,7 @@ from memsheet.formulas.adapters import rotated_blocks
 from memsheet.plan.adapter_targets import passed_over_targets
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Attention, Role
+from memsheet.plan.plan import GradientSync
 from memsheet.sheet import Component
 
 TARGETS = "adapter.targets"
@@ -194,6 +195,22 @@ def _kept_whole(case: Case) -> Iterator[Found]:
             )
 
 
+def _whole_gradients(case: Case) -> Iterator[Found]:
+    """Gradients of units that are divided wait whole for a step's last micro-batch."""
+    plan = case.trained
+    waits = plan is not None and plan.gradient_sync is GradientSync.LAST and plan.accumulation > 1
+    if plan is None or not waits or answer_fits(case.answer):
+        return
+    for name, _ in case.of(*TRAINERS):
+        yield Found(
+            where=f"{name}: gradient_accumulation_steps",
+            says=f"every gradient is kept whole until the last of {int(plan.accumulation)} micro-batches",
+            cure="sync_each_batch: true (of accelerator_config's gradient_accumulation_kwargs)",
+            changes={"gradient_sync": "every"},
+        )
+        return
+
+
 _LOSSES = {
     "megatron": ("fused", "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"), "torchtitan": ("chunked", "loss=ChunkedLossWrapper.Config(…)"),
 }  # fmt: skip
@@ -281,6 +298,12 @@ PLANS = (
     ),
     Rule(
         id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole
+    ),
+    Rule(
+        id="whole-gradients",
+        source="accelerate 1.15.0 accelerator.py:1133-1172 (no_sync), utils/dataclasses.py: sync_each_batch",
+        looks=_whole_gradients,
+        only_if_saves=True,
     ),
     Rule(
         id="whole-logits",

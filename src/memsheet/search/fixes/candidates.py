@@ -317,7 +317,7 @@ CANDIDATES = (
         Price.NOTHING,
         "reduce gradients after every micro-batch",
         _every_sync_edit,
-        "a reduction each micro-batch",
+        "a reduction each micro-batch (accelerate's sync_each_batch)",
     ),
     Candidate(Price.NOTHING, "expandable segments (fewer gaps in the allocator)", _expandable_segments),
     Candidate(Price.TIME, "no CUDA graphs", _graphs_off, "kernels launched one by one"),
