@@ -19,6 +19,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
 from memsheet.report.json.sheet import sheet_document
+from memsheet.report.screen.changes import memory_after_fix
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.sizes import MOST_DIGITS, look_with_exact_digits
 from memsheet.report.shared.words import flags_of
@@ -240,3 +241,20 @@ def test_what_fits_looks_as_if_it_did() -> None:
             )
             assert need <= give + 2 * 10**-MOST_DIGITS, (below, shown.digits)
             assert shown.digits == 2 or below < 2**24
+
+
+def test_a_list_of_changes_is_printed_as_what_fits() -> None:
+    """The high end of what is left after it is no more than the room in the digits that are shown."""
+    plain = memsheet.train("llama-3.1-8b", gpus="1xRTX4090", seq_len=4096)
+    assert plain.verdict is not None
+    fix, cluster = plain.verdict.cheapest_fix, plain.cluster
+    assert fix is not None
+    assert cluster is not None
+    room = cluster.device.framework_low_bytes
+    for below in (0, 2**16, 2**20, 3 * 2**20, 2**24):
+        high = room - below
+        near = replace(fix, device=Bytes(low=high - 2**30, value=high - 2**29, high=high))
+        words = memory_after_fix(near, plain, Look(digits=2))
+        shown = words.split(" to ")[1].split(" ")[0]
+        digits = len(shown.partition(".")[2])
+        assert float(shown) <= room * 10**digits // 2**30 / 10**digits, (below, words)
