@@ -99,10 +99,11 @@ def precision_of(
 
 def _usual_dtypes(base: Precision, fields: Mapping[str, Any]) -> list[str]:
     """What parameters are kept in where only what is computed in was said, and they are wider."""
-    computed, kept = fields.get("compute"), base.parameters
-    if computed is None or fields.keys() != {"compute"} or kept.bits <= dtype_named(computed).bits:
+    said, kept = fields.get("compute"), base.parameters
+    computed = dtype_named(said) if said is not None and fields.keys() == {"compute"} else None
+    if computed is None or kept.bits <= computed.bits:
         return []
-    return [f"precision.parameters = {kept.name} (precision.compute = {computed} is said alone)"]
+    return [f"precision.parameters = {kept.name} (precision.compute = {said} is said alone)"]
 
 
 HALF = "fp16-autocast"
