@@ -275,3 +275,12 @@ def test_what_parameters_are_kept_in_is_told_where_only_what_is_computed_in_is_s
 ) -> None:
     lines = [line for line in asked(gpus=1, **keys).assumed if line.startswith("precision")]
     assert lines == (["precision.parameters = fp32 (precision.compute = bf16 is said alone)"] if told else [])
+
+
+def test_a_layout_of_several_gpus_that_nobody_names_tells_the_other() -> None:
+    """And the flag that it names is that one."""
+    told = next(line for line in asked(gpus=2).assumed if line.startswith("engine"))
+    assert "--zero 0" in told
+    plan = asked(gpus=2, zero=0).plan
+    assert (plan.engine, plan.mesh.dp_replicate, plan.mesh.dp_shard) == ("transformers", 2, 1)
+    assert not any("--zero 0" in line for line in asked(gpus=2, engine="fsdp2").assumed)
