@@ -208,9 +208,10 @@ def _with_cheapest(
     """The verdict with the cheapest change that makes the job fit, where it is not sure to."""
     if verdict.result is Result.FITS:
         return verdict
-    from memsheet.search.fixes.cheapest import cheapest_fix
+    from memsheet.search.fixes.cheapest import search_changes
 
-    return replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, used))
+    fix, tried = search_changes(spec, request, cluster, sheets, verdict, used)
+    return replace(verdict, cheapest_fix=fix, tried_changes=tried)
 
 
 def _with_server_changes(

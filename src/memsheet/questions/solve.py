@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.budget import LibraryUse
 from memsheet.catalog import find_device, model_names, rented_cards
-from memsheet.errors import input_error, raise_if_problems
+from memsheet.errors import InputError, input_error, raise_if_problems
 from memsheet.frozen import NamedTuple, replace
 from memsheet.plan.aliases import LIBRARIES, library_named
 from memsheet.plan.device import parse_gpus
@@ -116,26 +116,35 @@ def solve_question(
         raise input_error("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     library = library_use(where["library"])
     if target is searches.Target.PARAMETERS:
-        return _with_assumptions(_largest_model(name, request, cluster, say, library), where)
+        largest = partial(_largest_model, name, cluster=cluster, say=say, library=library)
+        solved = _with_recomputed(largest(request), lambda edits: largest({**request, **edits}, curves=False))
+        return _with_assumptions(solved, where)
     request = without_implied_keys(where["library"], request, where["own"])
     search = (
         partial(searches.solve_sequence_length, at_once=where["wanted"] or 1)
         if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN)
         else searches.most_sequences
     )
-    return _with_assumptions(
-        Solved(
-            search(
-                with_draft_model(_read_named_model(name, target.task, request), request),
-                request,
-                cluster,
-                most=most,
-                say=say,
-                library=library,
-            )
-        ),
-        where,
-    )
+    spec = with_draft_model(_read_named_model(name, target.task, request), request)
+
+    def with_edits(edits: Mapping[str, Any]) -> Solved:
+        return Solved(search(spec, {**request, **edits}, cluster, most=most, say=say, library=library))
+
+    return _with_assumptions(_with_recomputed(with_edits({}), with_edits), where)
+
+
+def _with_recomputed(solved: Solved, again: Callable[[Mapping[str, Any]], Solved]) -> Solved:
+    """With what fits where every layer is recomputed, of training that is said nothing about it."""
+    from memsheet.report.screen.recompute_phrase import UNSAID
+
+    solution = solved.solution
+    if solution.task != "train" or UNSAID not in solution.shown.assumed:
+        return solved
+    try:
+        recomputed = again({"recompute.mode": "full"}).solution
+    except InputError:
+        return solved
+    return solved._replace(solution=replace(solution, recomputed=recomputed))
 
 
 def _with_assumptions(found: Solved, where: Mapping[str, Any]) -> Solved:
@@ -250,7 +259,13 @@ def _node_and_limit(
 
 
 def _largest_model(
-    name: Any, request: Mapping[str, Any], cluster: Any, say: Say, library: LibraryUse | None
+    name: Any,
+    request: Mapping[str, Any],
+    *,
+    cluster: Any,
+    say: Say,
+    library: LibraryUse | None,
+    curves: bool = True,
 ) -> Solved:
     from memsheet.search.solve.family import USUAL, Family, family_of
     from memsheet.search.solve.sizes import trainable_sizes
@@ -271,10 +286,12 @@ def _largest_model(
         lambda layers: read_hf_config(family.of_layers(layers), name=f"{family.name} of {layers} layers")
     )
     solution = solve_model_size(build, request, cluster, say=say, assumed=usual, library=library)
+    if not curves:
+        return Solved(solution)
     say(None)
-    curves = trainable_sizes(build, request, cluster, solution.found)
+    sizes = trainable_sizes(build, request, cluster, solution.found)
     under = (
         f"the family of {family.name}, sequences of {request['seq_len']:,} tokens; each point: the "
         "whole range of the need fits"
     )
-    return Solved(solution, curves, f"What trains on {cluster.device.name}", under)
+    return Solved(solution, sizes, f"What trains on {cluster.device.name}", under)

@@ -10,12 +10,13 @@ from typing import Any
 from memsheet.budget import Answer, Fix, Result, WayToFit
 from memsheet.frozen import replace
 from memsheet.plan.workload import Training
+from memsheet.search.fixes.ways_to_fit import EXPECTED
 
 Judge = Callable[[Mapping[str, Any]], Answer | None]
 """The answer about the files with some keys changed, judged as the files themselves are."""
 Seek = Callable[[int], Answer | None]
 """The same question where so many bytes of each card are not there."""
-ELSEWHERE = frozenset({"gpus", "nodes", "model", "engine"})
+ELSEWHERE = frozenset({"gpus", "nodes", "engine"})
 """Changes to another job, which its files do not say."""
 
 
@@ -47,13 +48,26 @@ def _judged_fix(fix: Fix | None, judge: Judge) -> Fix | None:
 
 
 def _judged_way(way: WayToFit, judge: Judge, told: Answer, beyond: int) -> WayToFit | None:
+    room = told.cluster.device.framework_low_bytes if told.cluster else 0
     if ELSEWHERE.isdisjoint(way.changes):
         after = judge(way.changes)
-        fits = after is not None and after.verdict is not None and after.verdict.result is Result.FITS
-        return replace(way, device=after.verdict.device) if after and after.verdict and fits else None
-    room = told.cluster.device.framework_low_bytes if told.cluster else 0
+        if after is None or after.verdict is None:
+            return None
+        judged = replace(way, device=after.verdict.device)
+        if after.verdict.result is Result.FITS:
+            return judged
+        return _likely_model(judged, room, no_most=after.verdict.no_most) if "model" in way.changes else None
     more = replace(way, device=replace(way.device, high=way.device.high + max(0, beyond)))
     return more if "gpus" in way.changes or more.device.high <= room else None
+
+
+def _likely_model(way: WayToFit, room: int, *, no_most: bool) -> WayToFit | None:
+    """Another model, which no file names, so that the files are never sure to be about it: told where all of
+    its range fits, and as expected to fit where that is all.
+    """
+    if way.device.high <= room and not no_most:
+        return way
+    return replace(way, words=f"{way.words}{EXPECTED}") if way.device.value <= room else None
 
 
 def changed_values(fix: Fix) -> dict[str, Any]:

@@ -304,6 +304,8 @@ def _resolve_engine(
     name = gaps.get(
         "engine", None if gaps.request.get("engine") else usual_engine(gaps.request, cluster, model)
     )
+    if name == SHARDED and task == "train" and not gaps.request.get("engine"):
+        gaps.assumed[-1] += OTHER_LAYOUT
     engine = find_engine(name)
     if engine is None or task not in engine.tasks:
         known = [e for e in MODELLED if (found := find_engine(e)) and task in found.tasks]
@@ -314,6 +316,10 @@ def _resolve_engine(
         return engine.alone
     adapts = any(gaps.request.get(f"adapter.{key}") is not None for key in ("rank", "kind"))
     return engine.adapted if engine.adapted is not None and adapts and task == "train" else engine
+
+
+OTHER_LAYOUT = " (GPUs share states; --zero 0 keeps a whole copy on each, as DDP does)"
+"""What is told where nobody says how several GPUs train."""
 
 
 SERVERS_KEYS = (

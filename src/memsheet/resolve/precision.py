@@ -83,7 +83,9 @@ def precision_of(
         halved = _in_half(engine, device)
         usual = HALF if halved else engine.default_precision
         base = NAMED_PRECISIONS[usual]
-        gaps.assumed += [] if fields else [f"precision = {usual}{_why_half(device, halved)}"]
+        gaps.assumed += (
+            _usual_dtypes(base, fields) if fields else [f"precision = {usual}{_why_half(device, halved)}"]
+        )
     found = _with_fields(base, fields)
     if task == "infer":
         found = _cast_down(gaps, found, engine, device)
@@ -93,6 +95,15 @@ def precision_of(
         found = _of_adapters(gaps, found, in_base_dtype(gaps, adapter, found.parameters), engine)
     _check_reduce(gaps, found, engine)
     return found
+
+
+def _usual_dtypes(base: Precision, fields: Mapping[str, Any]) -> list[str]:
+    """What parameters are kept in where only what is computed in was said, and they are wider."""
+    said, kept = fields.get("compute"), base.parameters
+    computed = dtype_named(said) if said is not None and fields.keys() == {"compute"} else None
+    if computed is None or kept.bits <= computed.bits:
+        return []
+    return [f"precision.parameters = {kept.name} (precision.compute = {said} is said alone)"]
 
 
 HALF = "fp16-autocast"

@@ -81,3 +81,35 @@ def test_a_change_in_the_files_own_keys_is_what_it_says(name: str, tmp_path: Pat
     assert changed.answer is not None
     assert changed.answer.verdict is not None
     assert changed.answer.verdict.device.value == fix.device.value
+
+
+QLORA = """base_model: meta-llama/Llama-3.1-70B
+load_in_4bit: true
+adapter: qlora
+lora_r: 16
+lora_target_linear: true
+sequence_len: 8192
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+bf16: true
+flash_attention: true
+optimizer: paged_adamw_8bit
+datasets: [{path: d, type: alpaca}]
+"""
+
+
+def test_a_smaller_model_is_judged_as_the_files_are(tmp_path: Path) -> None:
+    """What the files leave open is on top of its range, too, and its bits are the files'."""
+    (tmp_path / "axo.yml").write_text(QLORA)
+    found = memsheet.check(tmp_path / "axo.yml", gpus="1xRTX3090")
+    assert found.answer is not None
+    way = next(way for way in found.answer.ways_to_fit if "model" in way.changes)
+    typed = memsheet.check(tmp_path / "axo.yml", model=str(way.changes["model"]), gpus="1xRTX3090")
+    assert typed.answer is not None
+    assert typed.answer.verdict is not None
+    assert typed.answer.plan.quantization == found.answer.plan.quantization
+    assert typed.answer.verdict.device == way.device
+    assert (typed.answer.verdict.device.high <= typed.answer.cluster.device.framework_low_bytes) is not (  # type: ignore[union-attr]
+        "not sure" in way.words
+    )

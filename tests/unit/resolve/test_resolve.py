@@ -259,3 +259,28 @@ def test_degrees_that_divide_the_experts_and_the_ranks_are_hinted_at(ep: int, hi
 def test_an_optimizer_is_called_distributed_where_its_states_are(zero: int, said: str) -> None:
     plan = asked("llama-3.2-1b", 8, engine="megatron", zero=zero, optimizer__name="muon").plan
     assert said in list(plan_choice_phrases(plan))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"precision__compute": "bf16"}, True),
+        ({"precision__compute": "bf16", "precision__parameters": "fp32"}, False),
+        ({"precision__name": "bf16-autocast"}, False),
+        ({"precision__compute": "bf16", "engine": "deepspeed"}, False),  # which keeps parameters in it, too
+    ],
+)
+def test_what_parameters_are_kept_in_is_told_where_only_what_is_computed_in_is_said(
+    keys: dict[str, Any], *, told: bool
+) -> None:
+    lines = [line for line in asked(gpus=1, **keys).assumed if line.startswith("precision")]
+    assert lines == (["precision.parameters = fp32 (precision.compute = bf16 is said alone)"] if told else [])
+
+
+def test_a_layout_of_several_gpus_that_nobody_names_tells_the_other() -> None:
+    """And the flag that it names is that one."""
+    told = next(line for line in asked(gpus=2).assumed if line.startswith("engine"))
+    assert "--zero 0" in told
+    plan = asked(gpus=2, zero=0).plan
+    assert (plan.engine, plan.mesh.dp_replicate, plan.mesh.dp_shard) == ("transformers", 2, 1)
+    assert not any("--zero 0" in line for line in asked(gpus=2, engine="fsdp2").assumed)

@@ -14,6 +14,7 @@ from memsheet.formulas.adapters import rotated_blocks
 from memsheet.plan.adapter_targets import passed_over_targets
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Attention, Role
+from memsheet.plan.plan import GradientSync
 from memsheet.sheet import Component
 
 TARGETS = "adapter.targets"
@@ -106,13 +107,24 @@ def _few_heads(case: Case) -> Iterator[Found]:
 
 
 def _eager_attention(case: Case) -> Iterator[Found]:
-    if case.request.get("attention") == "eager":
+    if case.request.get("attention") != "eager":
+        return
+    known = (
+        name
+        for name, kind in WITHOUT_SCORES.items()
+        if not case.answer or case.ask({"attention": kind}) is not None
+    )
+    if (name := next(known, None)) is not None:
         yield Found(
             where="attention",
             says="eager attention keeps every score",
-            cure='attn_implementation="sdpa"',
-            changes={"attention": "sdpa"},
+            cure=f'attn_implementation="{name}"',
+            changes={"attention": WITHOUT_SCORES[name]},
         )
+
+
+WITHOUT_SCORES = {"sdpa": "sdpa", "flash_attention_2": "flash"}
+"""The library's names of attention that keeps no scores, of which a family may have none or one."""
 
 
 def _passed_over_targets(case: Case) -> Iterator[Found]:
@@ -181,6 +193,22 @@ def _kept_whole(case: Case) -> Iterator[Found]:
                 else "fsdp_reshard_after_forward: always",
                 changes={"zero": 3, "reshard_after_forward": True},
             )
+
+
+def _whole_gradients(case: Case) -> Iterator[Found]:
+    """Gradients of units that are divided wait whole for a step's last micro-batch."""
+    plan = case.trained
+    waits = plan is not None and plan.gradient_sync is GradientSync.LAST and plan.accumulation > 1
+    if plan is None or not waits or answer_fits(case.answer):
+        return
+    for name, _ in case.of(*TRAINERS):
+        yield Found(
+            where=f"{name}: gradient_accumulation_steps",
+            says=f"every gradient is kept whole until the last of {int(plan.accumulation)} micro-batches",
+            cure="sync_each_batch: true (of accelerator_config's gradient_accumulation_kwargs)",
+            changes={"gradient_sync": "every"},
+        )
+        return
 
 
 _LOSSES = {
@@ -270,6 +298,12 @@ PLANS = (
     ),
     Rule(
         id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole
+    ),
+    Rule(
+        id="whole-gradients",
+        source="accelerate 1.15.0 accelerator.py:1133-1172 (no_sync), utils/dataclasses.py: sync_each_batch",
+        looks=_whole_gradients,
+        only_if_saves=True,
     ),
     Rule(
         id="whole-logits",

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Fix, Result, Verdict, budget_of, worst_sheet
 from memsheet.errors import printable_line
+from memsheet.frozen import replace
 from memsheet.report.screen.layout import labelled_row, one_line
 from memsheet.report.screen.pool_shortage import asked_lines, refused_lines
 from memsheet.report.screen.serving import prompt_lines
 from memsheet.report.screen.ways_to_fit import ways_table
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.sizes import size_range_suffix
+from memsheet.report.shared.sizes import look_with_exact_digits, size_range_suffix
 from memsheet.report.shared.typed_changes import change_line
 from memsheet.report.shared.uncertain_fit import DECIDES, deciding_notes, in_vain_words
 from memsheet.report.shared.words import changed_keys
@@ -147,6 +148,9 @@ def _joined(keys: tuple[str, ...]) -> str:
 
 
 def memory_after_fix(fix: Fix, answer: Answer, look: Look) -> str:
+    """What a GPU needs then, in as many digits as show that it fits."""
+    fitted = replace(answer.verdict, device=fix.device) if answer.verdict else None
+    look = look_with_exact_digits(fitted, answer.cluster, look)
     after = f"then {look.need(fix.device.value, look.digits)} a GPU{size_range_suffix(fix.device, look)}"
     if answer.cluster:
         after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value, look.digits)} free"

@@ -108,9 +108,19 @@ def solution_headline(solution: Solution, look: Look) -> tuple[str, str, tuple[s
         least = f"{_least_demand_word(solution)}, {_value_with_unit(solution, shown)}, {said[0]}"
         return "NOTHING FITS", "bold red", (least, *said[1:])
     best = BEST[solution.target].format(_value_with_unit(solution, shown))
+    said = (*said, *_recomputed_words(solution))
     if solution.found is None:
         return "UNCERTAIN", "bold yellow", (f"{best} may fit, nothing is sure to", *said)
     return "FITS", "bold green", (best, *said)
+
+
+def _recomputed_words(solution: Solution) -> tuple[str, ...]:
+    """What fits with every layer recomputed, where that is more."""
+    other = solution.recomputed
+    if other is None or other.found is None:
+        return ()
+    more = solution.found is None or value_of(other, other.found) > value_of(solution, solution.found)
+    return (f"with --recompute full: {_value_with_unit(other, other.found)}",) if more else ()
 
 
 def solution_look(solution: Solution, look: Look) -> Look:

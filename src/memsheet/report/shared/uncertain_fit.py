@@ -46,5 +46,11 @@ def in_vain_words(verdict: Verdict) -> str:
             if verdict.headroom_bytes >= 0
             else "the range's low end does"
         )
-        return f"no change, and no list of changes that was tried, is sure to fit as the job stands: {ends}"
-    return "no change, and no list of changes that was tried, makes it fit on these GPUs"
+        return f"nothing that was tried is sure to fit as the job stands: {ends}{_tried_words(verdict)}"
+    return f"nothing that was tried makes it fit on these GPUs{_tried_words(verdict)}"
+
+
+def _tried_words(verdict: Verdict) -> str:
+    """What was tried, alone and together."""
+    tried = ", ".join(verdict.tried_changes)
+    return f" (alone and together: {tried})" if tried else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from memsheet.account import account_rank
@@ -16,7 +17,9 @@ from memsheet.budget import LibraryUse, Result, WayToFit, judge_plan, verdict_wi
 from memsheet.catalog import find_model, model_names
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.check import flatten_document
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, cluster_of
+from memsheet.plan.document import plan_document
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.engine_registry import HOST_LAYERS_SERVER, engine_of
 from memsheet.plan.hardware import unsupported_choices
@@ -26,6 +29,7 @@ from memsheet.plan.overriding import with_attention_of_engine
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Training
 from memsheet.resolve import resolve_request
+from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import Sheet
 
 Edits = Mapping[str, Any]
@@ -78,11 +82,28 @@ def ways_to_fit(
 def _training_ways(
     spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, library: LibraryUse | None
 ) -> Iterator[WayToFit | None]:
+    yield _shorter_training_way(spec, request, cluster, plan, library)
     yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)), library)
     if edits := adapter_edits(request, plan):
         yield next(_fitting_edits(spec, request, cluster, edits, library), None) or _on_more(
             spec, request, cluster, edits, library
         )
+
+
+def _shorter_training_way(
+    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, library: LibraryUse | None
+) -> WayToFit | None:
+    """The longest sequences that are sure to fit, with what makes them longest."""
+    steps = int(plan.training.seq_len) // LENGTH_STEP - 2
+
+    def tried(words: str, edits: Edits, at: int) -> WayToFit | None:
+        tokens = (at + 1) * LENGTH_STEP
+        said = f"sequences of {tokens:,} tokens{f', {words}' if words else ''}"
+        return _way_with_edits(spec, request, cluster, {"seq_len": tokens, **edits}, said, library)
+
+    kinds = reversed((("", {}), *recomputed_edits(request))) if steps >= 0 else ()
+    found = (_last_that_fits(steps, partial(tried, words, edits)) for words, edits in kinds)
+    return next(filter(None, found), None)
 
 
 def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
@@ -95,8 +116,8 @@ def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
 
 
 def adapter_edits(request: Request, plan: Plan) -> tuple[tuple[str, Edits], ...]:
-    """Adapters instead of a whole model, where it is trained whole."""
-    if plan.adapter is not None or plan.quantization is not None:
+    """Adapters instead of a whole model, where it is trained whole and its engine has any."""
+    if plan.adapter is not None or plan.quantization is not None or engine_of(plan).adapters_apart:
         return ()
     free = bool(recomputed_edits(request))
     return tuple(
@@ -298,6 +319,24 @@ def _kin_names(letters: str, model_type: str) -> list[str]:
     ]
 
 
+def _asked_length(plan: Plan) -> int:
+    """Tokens of a sequence."""
+    trains = isinstance(plan.workload, Training)
+    return int((plan.training.seq_len if trains else plan.serving.max_model_len) or 0)
+
+
+def _bits_of_name(request: Request, plan: Plan) -> Edits:
+    """The format of weights that nobody asked for: it is of what the model's own name or files say, which is
+    not said of another.
+    """
+    if plan.quantization is None or request.get(BITS) is not None:
+        return {}
+    return {BITS: flatten_document(plan_document(plan))[BITS]}
+
+
+BITS = "quantization.weights"
+
+
 def _smaller_model_way(
     spec: ModelSpec,
     request: Request,
@@ -307,25 +346,32 @@ def _smaller_model_way(
     library: LibraryUse | None,
 ) -> WayToFit | None:
     """The largest bundled model of the same kind that fits, as it is asked or with adapters; those of the
-    same series first.
+    same series first, and of one size those that are as long as is asked.
     """
     own, letters = int(parameter_count(spec)), _model_name_letters(spec.name)
     if not letters or request.get("speculative.model") is not None:
         return None
     near = filter(None, map(read, _kin_names(letters, spec.model_type)))
     smaller = [model for model in near if own // SMALLEST_SHARE <= int(parameter_count(model)) < own]
-    adapted = isinstance(plan.workload, Training) and plan.adapter is None and plan.quantization is None
-    kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
+    in_bits, length = _bits_of_name(request, plan), _asked_length(plan)
+    adapters = adapter_edits(request, plan) if isinstance(plan.workload, Training) else ()
+    kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *adapters)
     for model in sorted(
         smaller,
         key=lambda model: (
             _model_series(model.name) != _model_series(spec.name),
             -int(parameter_count(model)),
+            (derived_max_length(model) or length) < length,
         ),
     ):
         for words, edits in kinds:
             found = _way_with_edits(
-                model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", library
+                model,
+                request,
+                cluster,
+                {"model": model.name, **in_bits, **edits},
+                f"{model.name}, {words}",
+                library,
             )
             if found is not None:
                 return found

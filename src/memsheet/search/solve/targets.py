@@ -99,6 +99,7 @@ class Solution:
     assumed: tuple[str, ...] = ()  # beside what each plan took for granted
     notes: tuple[str, ...] = ()
     fix: Fix | None = None  # what makes the least demanding value fit
+    recomputed: Solution | None = None  # with every layer recomputed, where nobody said what is
     ways_to_fit: tuple[WayToFit, ...] = ()  # and where nothing on these cards does, what else would
 
     @property

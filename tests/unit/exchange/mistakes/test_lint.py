@@ -64,6 +64,7 @@ model = get_peft_model(model, OFTConfig({said}))
 args = TrainingArguments(output_dir="o", per_device_train_batch_size=1, bf16=True)
 Trainer(model=model, args=args).train()
 """
+ACCUMULATES = "per_device_train_batch_size: 1\ngradient_accumulation_steps: 4\nbf16: true\n"
 DS, YAML, ARGS = "ds_config.json", "accelerate.yaml", "args.yaml"
 CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "batch-product": ({DS: deepspeed(train_batch_size=63)}, {}),
@@ -88,6 +89,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "targets-passed-over": ({ARGS: "per_device_train_batch_size: 1\nmax_length: 512\nuse_peft: true\nlora_target_modules: [q_proj, gate_projection]\nmodel_name_or_path: Qwen/Qwen3-0.6B\nbf16: true\nuse_liger_kernel: true\ndataset_name: a\n"}, {}),
     "blocks-adjusted": ({"train.py": ROTATED.format(said="oft_block_size=48")}, {"model": "llama-3.2-1b"}),
     "no-reshard": ({YAML: FSDP.format(reshard="false")}, {"model": "llama-3-70b"}),
+    "whole-gradients": ({YAML: FSDP.format(reshard="true"), ARGS: ACCUMULATES}, {"model": "llama-3-70b", "loss": "fused"}),
     "fsdp-version": ({YAML: FSDP.format(reshard="true").replace("  fsdp_version: 2\n", "")}, {}),
     "no-wrap-policy": ({YAML: FSDP.format(reshard="true").replace("TRANSFORMER_BASED_WRAP", "NO_WRAP")}, {}),
     "fsdp1-words": ({YAML: FSDP.format(reshard="FULL_SHARD")}, {}),
@@ -117,6 +119,22 @@ def test_a_rule_finds_its_mistake(rule: str, tmp_path: Path) -> None:
     found = checked(tmp_path, files, **options)
     assert rule in rules(found)
     assert all(one.cure and one.says and one.where for _, one in found.mistakes)
+
+
+def test_gradients_that_every_micro_batch_reduces_are_no_mistake(tmp_path: Path) -> None:
+    """The file that the cure asks for, and one whose steps are of one micro-batch."""
+    files, options = CASES["whole-gradients"]
+    said = "accelerator_config:\n  gradient_accumulation_kwargs:\n    sync_each_batch: true\n"
+    for text in (ACCUMULATES + said, ACCUMULATES.replace("steps: 4", "steps: 1")):
+        assert "whole-gradients" not in rules(checked(tmp_path, {**files, ARGS: text}, **options))
+
+
+@pytest.mark.parametrize(("model", "offered"), [("gemma-2-9b", False), ("llama-3.1-8b", True)])
+def test_no_attention_is_offered_that_a_family_lacks(model: str, tmp_path: Path, *, offered: bool) -> None:
+    found = checked(tmp_path, {ARGS: ACCUMULATES}, model=model, gpus="1xA100-80GB", attention="eager")
+    cures = [one for rule, one in found.mistakes if rule.id == "eager-attention"]
+    assert bool(cures) is offered
+    assert all(one.changes == {"attention": "sdpa"} for one in cures)
 
 
 def test_a_sound_file_has_no_mistakes(tmp_path: Path) -> None:

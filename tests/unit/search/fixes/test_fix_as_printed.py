@@ -19,6 +19,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.plan.device import Cluster
 from memsheet.report.json.sheet import sheet_document
+from memsheet.report.screen.changes import memory_after_fix
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.sizes import MOST_DIGITS, look_with_exact_digits
 from memsheet.report.shared.words import flags_of
@@ -195,10 +196,10 @@ def test_changes_on_top_of_the_answers_own_plan_come_to_what_they_promise(
 
 def test_gpus_in_their_usual_nodes_name_no_nodes() -> None:
     """Nodes are no key of a plan; they are named where the number of GPUs lays them out otherwise."""
-    job: dict[str, Any] = {"engine": "fsdp2", "zero": 3, "seq_len": 2048, "recompute": "full"}
+    job: dict[str, Any] = {"engine": "torchtitan", "zero": 3, "seq_len": 2048, "recompute": "full"}
     named = []
     for layout in ({}, {"nodes": 4}):
-        answer = memsheet.train("llama-3.1-405b", gpus="16xH100-80GB", host_memory="1GiB", **job, **layout)
+        answer = memsheet.train("llama-3.1-405b", gpus="16xH100-80GB", **job, **layout)
         assert answer.verdict is not None
         assert answer.verdict.cheapest_fix is not None
         document = sheet_document(answer)["verdict"]["cheapest_fix"]
@@ -211,19 +212,17 @@ def test_doubled_twice_is_told_once() -> None:
     answer = memsheet.train(
         "llama-3.1-405b",
         gpus="16xH100-80GB",
-        engine="fsdp2",
+        engine="torchtitan",
         zero=3,
         seq_len=2048,
         recompute="full",
-        optimizer="sgd_momentum",
-        host_memory="1GiB",
     )
     assert answer.verdict is not None
     fix = answer.verdict.cheapest_fix
     assert fix is not None
     more = [change for change in fix.changes if change.key == "gpus"]
     assert len(more) == 1
-    assert more[0].words == "from 16xH100-80GB to 64xH100-80GB"
+    assert more[0].words == "from 16xH100-80GB to 256xH100-80GB"
 
 
 def test_what_fits_looks_as_if_it_did() -> None:
@@ -242,3 +241,20 @@ def test_what_fits_looks_as_if_it_did() -> None:
             )
             assert need <= give + 2 * 10**-MOST_DIGITS, (below, shown.digits)
             assert shown.digits == 2 or below < 2**24
+
+
+def test_a_list_of_changes_is_printed_as_what_fits() -> None:
+    """The high end of what is left after it is no more than the room in the digits that are shown."""
+    plain = memsheet.train("llama-3.1-8b", gpus="1xRTX4090", seq_len=4096)
+    assert plain.verdict is not None
+    fix, cluster = plain.verdict.cheapest_fix, plain.cluster
+    assert fix is not None
+    assert cluster is not None
+    room = cluster.device.framework_low_bytes
+    for below in (0, 2**16, 2**20, 3 * 2**20, 2**24):
+        high = room - below
+        near = replace(fix, device=Bytes(low=high - 2**30, value=high - 2**29, high=high))
+        words = memory_after_fix(near, plain, Look(digits=2))
+        shown = words.split(" to ")[1].split(" ")[0]
+        digits = len(shown.partition(".")[2])
+        assert float(shown) <= room * 10**digits // 2**30 / 10**digits, (below, words)

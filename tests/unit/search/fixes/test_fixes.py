@@ -12,6 +12,8 @@ import memsheet
 from memsheet.budget import Fix, Result
 from memsheet.catalog import find_device
 from memsheet.errors import InputError
+from memsheet.report.shared.uncertain_fit import in_vain_words
+from memsheet.search.fixes.candidates import CANDIDATES
 
 KEYS = {
     "recompute.mode": "recompute",
@@ -156,3 +158,95 @@ def test_no_step_of_a_list_raises_the_need_and_a_layout_of_the_same_cards_comes_
     keys = {change.key: change for change in found.changes}
     assert "gpus" not in keys
     assert (keys["mesh.tp"].before, keys["mesh.tp"].after) == (4, 8)
+
+
+FREE = [
+    ("llama-3.1-70b", {"gpus": "64xH100-80GB", "engine": "megatron", "tp": 8, "pp": 4, "seq_len": 8192, "global_batch": 256}, {"sequence_parallel": True}),
+    (
+        "llama-3.1-8b",
+        {"gpus": "8xH100-80GB", "engine": "megatron", "tp": 4, "zero": 0, "seq_len": 8192, "microbatch": 4, "global_batch": 64},
+        {"sequence_parallel": True, "zero": 1},
+    ),
+    (
+        "llama-3.1-70b",
+        {
+            "gpus": "32xH100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 8192, "global_batch": 128, "recompute": "full", "loss": "fused",
+            "precision": "fsdp2-mixed", "gradient_sync": "last",
+        },
+        {"gradient_sync": "every"},
+    ),
+]  # fmt: skip
+"""Jobs that fit once something is changed that costs neither time nor what is trained."""
+
+
+@pytest.mark.parametrize(("model", "options", "edits"), FREE)
+def test_what_costs_nothing_comes_before_what_costs_time(
+    model: str, options: dict[str, Any], edits: dict[str, Any]
+) -> None:
+    found = fix_of(memsheet.train(model, **options))
+    assert {change.key: change.after for change in found.changes} == edits
+    again = memsheet.train(model, **{**options, **edits}).verdict
+    assert again is not None
+    assert (again.result, again.device) == (Result.FITS, found.device)
+
+
+def test_fewer_activations_at_a_time_keep_no_whole_gradients() -> None:
+    """Half a micro-batch is two of them: gradients that wait whole for the second would need more."""
+    found = fix_of(
+        asked("llama-3.1-8b", "8xA100-40GB", engine="fsdp2", zero=3, microbatch=32, recompute="full", loss="fused", seq_len=4096, offload="activations")
+    )  # fmt: skip
+    rows = [(change.key, *(row[0] for row in change.also)) for change in found.changes]
+    assert ("microbatch", "global_batch", "gradient_sync") in rows
+
+
+LONG = {"engine": "deepspeed", "zero": 3, "seq_len": 131072, "recompute": "full", "attention": "flash"}
+
+
+def test_pairs_are_tried_before_nothing_is_said_to_help() -> None:
+    """Neither fits alone; what is tried alone is accounted on top of others, too."""
+    answer = asked("llama-3.1-8b", "8xA100-80GB", **LONG)
+    found = fix_of(answer)
+    assert {change.key for change in found.changes} == {"loss", "offload.activations"}
+    without = [{"loss": "fused"}, {"offload": "activations"}]
+    for options in without:
+        alone = asked("llama-3.1-8b", "8xA100-80GB", **{**LONG, **options}, fix=False).verdict
+        assert alone is not None
+        assert alone.result is not Result.FITS
+
+
+def test_a_full_fine_tuning_stays_one_where_states_in_pages_do() -> None:
+    """The same optimizer in pages and a loss without logits come before adapters."""
+    job = {"microbatch": 4, "global_batch": 16, "recompute": "full", "precision": "bf16-pure", "optimizer": "adamw_8bit"}  # fmt: skip
+    found = fix_of(asked("llama-3.2-3b", "1xRTX4090", **job))
+    keys = {change.key: change.after for change in found.changes}
+    assert keys == {"loss": "fused", "optimizer.name": "paged_adamw_8bit"}
+
+
+@pytest.mark.parametrize("tokens", [2048, 65536])
+def test_an_engine_without_adapters_is_offered_none(tokens: int) -> None:
+    answer = asked("llama-3.1-70b", "8xH100-80GB", engine="megatron", tp=8, seq_len=tokens)
+    assert answer.verdict is not None
+    assert answer.verdict.result is Result.DOES_NOT_FIT
+    changes = answer.verdict.cheapest_fix.changes if answer.verdict.cheapest_fix else ()
+    keys = {key for change in changes for key in (change.key, *(row[0] for row in change.also))} | {
+        key for way in answer.ways_to_fit for key in way.changes
+    }
+    assert not any(key.startswith(("adapter.", "quantization.")) for key in keys)
+
+
+def test_where_nothing_helps_what_was_tried_is_named() -> None:
+    answer = asked("llama-3.1-405b", "1xRTX4090", engine="transformers", seq_len=1024)
+    verdict = answer.verdict
+    assert verdict is not None
+    assert verdict.cheapest_fix is None
+    assert {"recompute every layer", "8-bit AdamW", "LoRA, rank 16"} <= set(verdict.tried_changes)
+    words = in_vain_words(verdict)
+    assert all(one in words for one in verdict.tried_changes)
+    assert "no change" not in words
+
+
+def test_prices_of_the_candidates_are_in_order() -> None:
+    """A search of one price takes the first that fits, and tells of the same key once."""
+    prices = [candidate.price for candidate in CANDIDATES]
+    assert prices == sorted(prices)
+    assert len({candidate.words for candidate in CANDIDATES}) == len(CANDIDATES)

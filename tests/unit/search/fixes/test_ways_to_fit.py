@@ -204,3 +204,35 @@ def test_a_file_known_by_its_name_says_what_is_open_and_what_is_expected_to_fit(
     assert "--cache-type-k q8_0" in text
     assert "replace  --gpus 2xRTX3090 by --gpus 4xRTX3090" in text
     assert "add  --model llama" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("llama-3.1-70b", {"gpus": "1xRTX4090", "engine": "llama.cpp", "quantize": "gguf:Q4_K_M", "max_model_len": 32768}),
+        ("llama3.3:70b", {"gpus": "1xRTX4090", "engine": "llama.cpp", "max_model_len": 32768}),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", {"gpus": "1xRTX4090", "engine": "transformers", "max_model_len": 2048, "prompt_tokens": 2048}),
+    ],
+)  # fmt: skip
+def test_a_smaller_model_keeps_the_bits_whoever_said_them(model, asked):
+    """A flag, or the model's own name, which the smaller one's does not say again."""
+    answer = memsheet.infer(model, **asked)
+    way = next(way for way in answer.ways_to_fit if "model" in way.changes)
+    alone = again("infer", model, asked, way.changes)
+    assert alone.plan.quantization is not None
+    assert alone.plan.quantization.weights.name == answer.plan.quantization.weights.name
+    assert alone.verdict.device == way.device
+
+
+def test_a_shorter_sequence_comes_before_a_smaller_model():
+    asked = {"gpus": "1xRTX4090", "lora_rank": 16, "quantize": "nf4", "seq_len": 65536, "recompute": "full", "loss": "fused", "offload": "activations"}  # fmt: skip
+    ways = memsheet.train("qwen2.5-14b", **asked).ways_to_fit
+    keys = [key for way in ways for key in ("seq_len", "model") if key in way.changes]
+    assert keys == ["seq_len", "model"]
+    tokens = next(way.changes["seq_len"] for way in ways if "seq_len" in way.changes)
+    results = [
+        again("train", "qwen2.5-14b", asked, {"seq_len": length}).verdict.result
+        for length in (tokens, tokens + 1024)
+    ]
+    assert results[0] is Result.FITS
+    assert results[1] is not Result.FITS

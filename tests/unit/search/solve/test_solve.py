@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import answers
+import memsheet
 from memsheet import catalog
 from memsheet.budget import Result
 from memsheet.errors import InputError, input_error
@@ -17,6 +18,8 @@ from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.device import Cluster
 from memsheet.questions import accounted
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.report.screen.solution import solution_headline
+from memsheet.report.shared.look import Look
 from memsheet.search import trials
 from memsheet.search.fitting_edges import first_edge, fitting_edges
 from memsheet.search.solve import sizes
@@ -488,3 +491,19 @@ def test_a_stage_that_cannot_run_says_why(monkeypatch):
     )
     assert "mesh.tp" in curves[0].reason
     assert not any(point.parameters for point in curves[0].points)
+
+
+@pytest.mark.parametrize(("what", "model"), [("seq-len", "llama-3.1-8b"), ("microbatch", "llama-3.1-8b")])
+def test_what_recompute_would_let_fit_is_what_its_own_question_says(what, model):
+    """Beside an answer of which nobody said what is recomputed; where somebody does, there is none."""
+    asked = {"gpus": "1xH100-80GB", "lora_rank": 16, "quantize": "nf4"}
+    asked |= {} if what == "seq-len" else {"seq_len": 2048}
+    plain = memsheet.solve(what, model, **asked)
+    said = memsheet.solve(what, model, **asked, recompute="full")
+    assert plain.found is not None
+    assert said.found is not None
+    assert said.recomputed is None
+    assert plain.recomputed is not None
+    assert plain.recomputed.found is not None
+    assert plain.recomputed.found.value == said.found.value > plain.found.value
+    assert f"with --recompute full: {said.found.value:,}" in " ".join(solution_headline(plain, Look())[2])
