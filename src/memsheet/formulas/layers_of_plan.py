@@ -4,6 +4,7 @@ same layers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
@@ -25,9 +26,10 @@ class LayersOfPlan:
     engine: Engine
     places: int  # plans that its counts are of
     groups: dict[Hashable, Any] = field(default_factory=dict)
-    walks: list[tuple[Any, ...]] = field(default_factory=list)
+    walks: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=MOST_WALKS))
 
 
+MOST_WALKS = 64
 _recent: tuple[LayersOfPlan, ...] = ()
 MOST_PLACES = 1 << 14
 """Places of arrays in plans of which layers are kept; the last one's are whatever they have."""
