@@ -24,6 +24,7 @@ class LayersOfPlan:
 
     plan: Plan
     engine: Engine
+    number: int | None  # of a single plan its hash, which tells most others apart
     places: int  # plans that its counts are of
     groups: dict[Hashable, Any] = field(default_factory=dict)
     walks: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=MOST_WALKS))
@@ -42,10 +43,11 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
     own = plan if model_code(engine.layers).knows_shards else plan_of_layers(plan)
+    number = _hash_of_single(own)
     for known in _recent:
-        if known.engine is engine and _equal_plans(known.plan, own):
+        if known.engine is engine and known.number == number and _equal_plans(known.plan, own):
             return known
-    found = LayersOfPlan(own, engine, _number_of_plans(own))
+    found = LayersOfPlan(own, engine, number, _number_of_plans(own))
     kept, places = [found], found.places
     for known in _recent[: MOST_PLANS - 1]:
         places += known.places
@@ -74,6 +76,14 @@ def plan_of_layers(plan: Plan) -> Plan:
         schedule=None,
         layers_per_stage=None,
     )
+
+
+def _hash_of_single(plan: Plan) -> int | None:
+    """None where counts of a plan are arrays, which have none."""
+    try:
+        return hash(plan)
+    except TypeError:
+        return None
 
 
 VARIED = ("recompute", "loss", "offload", "mesh", "workload")

@@ -221,9 +221,7 @@ def _tensors_fit(spec: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
     if not isinstance(plan.workload, Training):
         return False
     most = budget_of(cluster).high_bytes
-    totals = (
-        step_totals(rank_of(spec, plan, stage), plan, cluster) for stage in deciding_stages(spec, plan)
-    )
+    totals = (step_totals(rank_of(spec, plan, stage), plan, cluster) for stage in deciding_stages(spec, plan))
     return all(
         is_zero(one.host_bytes) and max(size.low for size in one.device.values()) <= most for one in totals
     )
