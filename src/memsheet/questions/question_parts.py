@@ -7,7 +7,7 @@ import os
 from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from memsheet.catalog import find_device, find_model, model_names, rented_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
@@ -205,7 +205,7 @@ def _model_of_config(found: Config, recorder: Recorder) -> ModelSpec:
     global _recent_models  # noqa: PLW0603 - one value, replaced as a whole
     read = partial(read_hf_config, found.values, name=found.name, source=found.source, recorder=recorder)
     try:
-        said = marshal.dumps(found.values, EXACT)
+        said = marshal.dumps(cast("Any", found.values), EXACT)
     except ValueError:  # no plain values, which the reader says
         return read()
     key = (said, found.name, found.source)
