@@ -45,9 +45,9 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     own = plan if model_code(engine.layers).knows_shards else plan_of_layers(plan)
     number = _hash_of_single(own)
     for known in _recent:
-        if known.engine is engine and known.number == number and _equal_plans(known.plan, own):
+        if known.engine is engine and known.number == number and equal_plans(known.plan, own):
             return known
-    found = LayersOfPlan(own, engine, number, _number_of_plans(own))
+    found = LayersOfPlan(own, engine, number, number_of_plans(own))
     kept, places = [found], found.places
     for known in _recent[: MOST_PLANS - 1]:
         places += known.places
@@ -90,7 +90,8 @@ VARIED = ("recompute", "loss", "offload", "mesh", "workload")
 """Fields in which plans mostly differ, which are compared first."""
 
 
-def _equal_plans(one: Plan, other: Plan) -> bool:
+def equal_plans(one: Plan, other: Plan) -> bool:
+    """Whether two plans are equal, arrays in them place by place."""
     return all(_equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
         _equal_counts(getattr(one, f.name), getattr(other, f.name))
         for f in fields(one)
@@ -113,7 +114,7 @@ def _equal_counts(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _number_of_plans(plan: Plan) -> int:
+def number_of_plans(plan: Plan) -> int:
     """Of how many plans a plan's counts are arrays."""
     counts = [getattr(held, f.name) for held in (plan.mesh, plan.workload) for f in fields(held)]
     return max((len(count) for count in counts if is_array(count)), default=1)

@@ -5,7 +5,7 @@ each instant holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from memsheet.formulas.recompute_segments import recompute_segments
 from memsheet.formulas.resident_layers import everything_kept
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.sharding.states_of_plan import RecentStates
 from memsheet.formulas.stage_buffers import warm_and_steady, with_stage_buffers
 from memsheet.formulas.tapes.bytes_by_path import (
     BytesByPath,
@@ -340,7 +341,12 @@ def _chunk_walks_and_states(
     walks = _walk_chunks(
         rank.chunks, lambda chunk: algorithm.walk(chunk, plan, engine), known=bool(rank.orders)
     )
+    if known is None and algorithm.state_alone is not None:
+        known = _recent_states.made_of(rank.model, plan, partial(algorithm.state_alone, rank.model))
     return walks, known or algorithm.resident_state(rank.model, plan, engine, walks[0])
+
+
+_recent_states: RecentStates[ResidentState] = RecentStates(16, 1 << 15)
 
 
 def _walk_chunks(
