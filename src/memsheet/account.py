@@ -261,7 +261,9 @@ def divided_states(rank: Rank, plan: Plan, instants: Iterable[Instant]) -> Mappi
 
     alone = algorithm_of(engine_of(plan).sharding).state_alone
     assert alone is not None
-    states, at_step = _recent_totals().made_of(rank.model, plan, lambda own: _state_totals(alone(rank.model, own)))
+    states, at_step = _recent_totals().made_of(
+        rank.model, plan, lambda own: _state_totals(alone(rank.model, own))
+    )
     return {i: states + (at_step if i is Instant.OPTIMIZER_STEP else 0) for i in instants}
 
 

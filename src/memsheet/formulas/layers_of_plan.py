@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from memsheet.arith import is_array, is_symbol
+from memsheet.arith import holds_for_all, is_array, is_symbol
 from memsheet.formulas.model_code import model_code
 from memsheet.frozen import dataclass, field, fields, replace
 from memsheet.plan.engine import Engine
@@ -92,25 +92,25 @@ VARIED = ("recompute", "loss", "offload", "mesh", "workload")
 
 def equal_plans(one: Plan, other: Plan) -> bool:
     """Whether two plans are equal, arrays in them place by place."""
-    return all(_equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
-        _equal_counts(getattr(one, f.name), getattr(other, f.name))
+    return all(equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
+        equal_counts(getattr(one, f.name), getattr(other, f.name))
         for f in fields(one)
         if f.name not in VARIED
     )
 
 
-def _equal_counts(one: Any, other: Any) -> bool:
+def equal_counts(one: Any, other: Any) -> bool:
     """Whether two values are equal, arrays in them place by place."""
     if one is other:
         return True
     if type(one) is not type(other):
         return False
     if is_array(one):
-        return one.shape == other.shape and bool((one == other).all())
+        return one.shape == other.shape and holds_for_all(one == other)
     if is_symbol(one):
         return str(one) == str(other)
     if hasattr(one, "__own_fields__"):
-        return all(_equal_counts(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+        return all(equal_counts(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
     return bool(one == other)
 
 
