@@ -43,7 +43,7 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
     own = plan if model_code(engine.layers).knows_shards else plan_of_layers(plan)
-    number = _hash_of_single(own)
+    number = hash_of_single(own)
     for known in _recent:
         if known.engine is engine and known.number == number and equal_plans(known.plan, own):
             return known
@@ -78,8 +78,8 @@ def plan_of_layers(plan: Plan) -> Plan:
     )
 
 
-def _hash_of_single(plan: Plan) -> int | None:
-    """None where counts of a plan are arrays, which have none."""
+def hash_of_single(plan: Plan) -> int | None:
+    """The hash of a plan; None where counts of it are arrays, which have none."""
     try:
         return hash(plan)
     except TypeError:

@@ -15,6 +15,7 @@ from memsheet.formulas.alike_rows import by_alike_rows
 from memsheet.formulas.captured_graphs import pooled_at_step, with_graphs
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8_outliers import with_outliers
+from memsheet.formulas.layers_of_plan import hash_of_single
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import (
     STEADY,
@@ -43,7 +44,7 @@ from memsheet.formulas.training_step import Step
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, Spread, depends_on_routing
+from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, depends_on_routing
 from memsheet.sheet import Component, Instant
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
 
 Peaks = tuple[Instants, ResidentState]
 """The most that each instant holds, and what the engine keeps."""
-_recent_peaks: tuple[tuple[Rank, Plan, Engine, Peaks], ...] = ()
+_recent_peaks: tuple[tuple[int, Rank, Plan, Engine, Peaks], ...] = ()
 MOST_PEAKS = 12
 
 
@@ -121,15 +122,22 @@ def _peaks_of_step(rank: Rank, plan: Plan, engine: Engine, states: ResidentState
     known.
     """
     global _recent_peaks  # noqa: PLW0603 - one value, replaced as a whole
+    number = _number_of_single(rank, plan)
     beside = plan.cuda_graphs or plan.quantization is not None or engine.whole_in_pipelines
-    if not _is_one_plan(plan) or (states is not None and beside):  # which is in what is known, too
+    if number is None or (states is not None and beside):  # which is in what is known, too
         return _last_smaller(rank, plan, engine, states)
-    for known, of, by, found in _recent_peaks:
-        if (of is plan or of == plan) and by is engine and (known is rank or known == rank):
+    for told, known, of, by, found in _recent_peaks:
+        if told == number and of == plan and by is engine and (known is rank or known == rank):
             return found
     made = _last_smaller(rank, plan, engine, states)
-    _recent_peaks = ((rank, plan, engine, made), *_recent_peaks[: MOST_PEAKS - 1])
+    _recent_peaks = ((number, rank, plan, engine, made), *_recent_peaks[: MOST_PEAKS - 1])
     return made
+
+
+def _number_of_single(rank: Rank, plan: Plan) -> int | None:
+    """What tells a plan from most others; None of the plans of a stratum, which are asked about once."""
+    runs = (run for part in (rank.model, *rank.chunks) for stack in part.stacks for run in stack.runs)
+    return hash_of_single(plan) if all(type(run.count) is int for run in runs) else None
 
 
 def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None) -> Peaks:
@@ -201,15 +209,9 @@ def _steps_of_rank(rank: Rank, plan: Plan, engine: Engine, states: ResidentState
     graphs = code.captured(code, rank.model, plan, rank.stage)
     kept = with_graphs(kept, walks, rank.model, graphs)
     steps = [_chunk_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
-    if _is_one_plan(plan):
+    if _number_of_single(rank, plan) is not None:
         _recent_steps = ((rank, plan, engine, (steps, kept, graphs)), *_recent_steps[: MOST_STEPS - 1])
     return steps, kept, graphs
-
-
-def _is_one_plan(plan: Plan) -> bool:
-    """Whether a plan is none of a stratum and of no symbols: those are asked about once."""
-    counts = (plan.mesh.gpus, plan.training.microbatch, plan.training.seq_len, plan.accumulation)
-    return {*map(type, counts)} == {int} and (plan.routing is None or isinstance(plan.routing.spread, Spread))
 
 
 def _in_flight(steps: list[Step], plan: Plan, rank: Rank) -> Iterator[tuple[Step, frozenset[bool]]]:
