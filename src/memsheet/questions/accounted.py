@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from memsheet.account import account_rank, deciding_stages, rank_of, step_totals
-from memsheet.arith import is_zero
+from memsheet.account import account_rank
 from memsheet.budget import (
     Answer,
     LibraryUse,
@@ -15,8 +14,8 @@ from memsheet.budget import (
     Verdict,
     WayToFit,
     answer_of,
-    budget_of,
     judge_plan,
+    tensors_fit,
     verdict_on_held_sequences,
     verdict_on_start,
     verdict_with_extra_bytes,
@@ -31,7 +30,7 @@ from memsheet.plan.engine_registry import ONE_GPU, engine_of
 from memsheet.plan.hardware import eight_bit_cache, emulated_bf16, unsupported_choices, written_scores
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
-from memsheet.plan.workload import Serving, Training
+from memsheet.plan.workload import Serving
 from memsheet.questions.question_parts import (
     BOUNDS,
     REPLAY,
@@ -132,7 +131,7 @@ def answer_for_model(
     resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
     raise_if_problems(unsupported_choices(resolved.plan, cluster, spec) if cluster else ())
     bounded = cluster if slack == BOUNDS else None
-    replays = slack == REPLAY or bool(bounded and _tensors_fit(spec, resolved.plan, bounded))
+    replays = slack == REPLAY or bool(bounded and tensors_fit(spec, resolved.plan, bounded))
     sheets = sheets_of(spec, resolved, cluster, replays=replays)
     if bounded and not replays and not _denied(spec, resolved.plan, bounded, sheets):
         replays, sheets = True, sheets_of(spec, resolved, cluster)
@@ -211,19 +210,6 @@ def answer_for_model(
     found = answer_of(spec, resolved, cluster, sheets, verdict)
     return replace(
         found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways, seeks_changes=fix
-    )
-
-
-def _tensors_fit(spec: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
-    """Whether what a training step's tensors add up to is enough to say that ``_denied`` does not hold: told
-    without the items of a sheet, by the stages that can hold most.
-    """
-    if not isinstance(plan.workload, Training):
-        return False
-    most = budget_of(cluster).high_bytes
-    totals = (step_totals(rank_of(spec, plan, stage), plan, cluster) for stage in deciding_stages(spec, plan))
-    return all(
-        is_zero(one.host_bytes) and max(size.low for size in one.device.values()) <= most for one in totals
     )
 
 

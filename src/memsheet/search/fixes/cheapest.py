@@ -9,7 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 from memsheet.account import account_rank
-from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan, verdict_with_extra_bytes
+from memsheet.budget import (
+    Change,
+    Fix,
+    LibraryUse,
+    Result,
+    Verdict,
+    judge_plan,
+    tensors_fit,
+    verdict_with_extra_bytes,
+)
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster
@@ -458,7 +467,7 @@ def judged_sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[tuple[
     """Sheets and verdict of a plan, to which changes come in several orders; the step is replayed, as it is
     for a question, where that could decide.
     """
-    for replays in (False, True):
+    for replays in (True,) if tensors_fit(spec, plan, cluster) else (False, True):
         sheets = tuple(
             account_rank(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp)
         )
