@@ -91,8 +91,10 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any], str, float]] = {
 }
 """Questions that are asked in one process: model, cards, request, how slack is found (``cures``: replayed,
 with changes looked for), and the milliseconds that are wanted. What is kept of steps that were played is
-forgotten before each; ``bounds`` that may fit are played, and kept.
+forgotten before each; ``bounds`` that may fit are played, and kept. Each is asked at so many lengths in turn
+that no answer is that of the question before.
 """
+LENGTHS, LENGTH_STEP = 24, 64
 WARM, IN_PROCESS = 20, 20  # calls before the clock starts, and calls measured for each of --runs
 VERDICTS = (0, 10, 11)  # exit codes that are answers
 
@@ -229,14 +231,15 @@ def questions(runs: int) -> list[tuple[str, float, float]]:
         spec, (count, device) = read_hf_config(entry["config"], name=model), find_gpus(gpus)
         cluster, cures = cluster_of(device, count or 1), slack == "cures"
         taken = []
-        for again in range(runs + 1):
+        for asked in range(LENGTHS + max(runs, LENGTHS)):
             cheapest.judged_sheets.cache_clear()
             if slack != "bounds":
                 account.replayed_rank_sheet.cache_clear()
                 steps._replayed.clear()  # noqa: SLF001 - a harness may
+            another = {**request, "seq_len": request["seq_len"] - LENGTH_STEP * (asked % LENGTHS)}
             start = time.process_time()
-            answer_for_model(spec, request, cluster, fix=cures, slack="replay" if cures else slack)
-            if again:  # the first warms caches and the interpreter
+            answer_for_model(spec, another, cluster, fix=cures, slack="replay" if cures else slack)
+            if asked >= LENGTHS:  # the first of each warm caches and the interpreter
                 taken.append(time.process_time() - start)
         rows.append((name, 1e3 * statistics.median(taken), wanted))
     return rows

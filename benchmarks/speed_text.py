@@ -38,7 +38,10 @@ Times a `python -c pass`.
     yield "\n## Searches\n\nWhole commands, every legal plan of every engine that trains.\n"
     yield from _table(answer["plans"], "`plan train`", "seconds", "{:.1f}")
     yield "\n## In one process\n"
-    yield f"The model is read; steps are played through the allocator {played}, or bounded by shares.\n"
+    yield (
+        f"The model is read; steps are played through the allocator {played}, or bounded by shares. Each "
+        "question is asked at many lengths in turn.\n"
+    )
     yield from _table(answer["questions"], "Question", "ms", "{:.2f}")
     peer = answer["ratios"].get("peer over cold")
     if peer is not None:

@@ -6,7 +6,7 @@ What only one engine or task needs is imported where it is needed, so that a col
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ from memsheet.sheet import (
 )
 
 if TYPE_CHECKING:
+    from memsheet.formulas.sharding.resident_state import ResidentState
+    from memsheet.formulas.sharding.states_of_plan import RecentStates
     from memsheet.formulas.step import Rank, Trained
     from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key
 
@@ -259,10 +261,21 @@ def divided_states(rank: Rank, plan: Plan, instants: Iterable[Instant]) -> Mappi
 
     alone = algorithm_of(engine_of(plan).sharding).state_alone
     assert alone is not None
-    kept = alone(rank.model, plan)
-    return {
-        i: kept.states.total + (kept.at_step.total if i is Instant.OPTIMIZER_STEP else 0) for i in instants
-    }
+    states, at_step = _recent_totals().made_of(
+        rank.model, plan, lambda own: _state_totals(alone(rank.model, own))
+    )
+    return {i: states + (at_step if i is Instant.OPTIMIZER_STEP else 0) for i in instants}
+
+
+def _state_totals(kept: ResidentState) -> tuple[Count, Count]:
+    return kept.states.total, kept.at_step.total
+
+
+@cache
+def _recent_totals() -> RecentStates[tuple[Count, Count]]:
+    from memsheet.formulas.sharding.states_of_plan import RecentStates
+
+    return RecentStates(32, 1 << 17)
 
 
 def check_accounted(rank: Rank, plan: Plan) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from memsheet.account import account_rank
+from memsheet.account import account_rank, deciding_stages, rank_of, step_totals
+from memsheet.arith import is_zero
 from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.plan.workload import Training
 from memsheet.resolve import Resolved
 from memsheet.sheet import Bytes, Component, Instant, Sheet
 
@@ -261,6 +263,22 @@ def judge_plan(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[She
         return verdict
     ends = {judge_on(held, card).result for held, card in card_ends(model, plan, cluster, sheets)}
     return replace(verdict, result=ends.pop()) if len(ends) == 1 else verdict
+
+
+def tensors_fit(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
+    """Whether what a training step's tensors add up to is enough to say that no sheet of it, by shares of
+    slack, is judged not to fit: told without the items of one, by the stages that can hold most. Raises
+    InputError as ``account_rank`` does.
+    """
+    if not isinstance(plan.workload, Training):
+        return False
+    most = budget_of(cluster).high_bytes
+    totals = (
+        step_totals(rank_of(model, plan, stage), plan, cluster) for stage in deciding_stages(model, plan)
+    )
+    return all(
+        is_zero(one.host_bytes) and max(size.low for size in one.device.values()) <= most for one in totals
+    )
 
 
 def verdict_with_extra_bytes(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:

@@ -24,6 +24,7 @@ NUMBERS = (
 
 # What returns a number and is no formula: it adds up, counts or picks what formulas gave.
 EXCEPTIONS = {
+    "layers_of_plan.number_of_plans": "counts the plans of a stratum",
     "tapes.bytes_by_path.moment_total_bytes": "adds up bags",
     "tapes.evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
     "tapes.evaluate.terms_bytes": "a recorded sum of products; the recording is of the operation itself",

@@ -197,3 +197,47 @@ def test_a_named_tuple_is_as_the_library_makes_it() -> None:
         ]  # fmt: skip
 
     assert answers(OwnTuple) == answers(LibraryTuple)
+
+
+@pytest.mark.parametrize("library", BOTH)
+def test_objects_are_copied_often_as_they_are_at_first(library: ModuleType) -> None:
+    @library.dataclass(frozen=True, slots=True)
+    class Base:
+        a: int = 1
+
+    @library.dataclass(frozen=True, slots=True, kw_only=True)
+    class Pair(Base):
+        b: str = "x"
+        c: tuple[int, ...] = ()
+
+    for number in range(40):
+        one = library.replace(Pair(b="y"), a=number, c=(number,))
+        assert (one.a, one.b, one.c, one) == (number, "y", (number,), Pair(a=number, b="y", c=(number,)))
+        assert library.replace(one) == one
+        with pytest.raises(TypeError):
+            library.replace(one, d=1)
+        with pytest.raises(FrozenInstanceError):
+            one.a = 2
+
+
+@pytest.mark.parametrize("library", BOTH)
+def test_what_is_made_of_an_objects_fields_is_made_again_for_its_copies(library: ModuleType) -> None:
+    @library.dataclass(frozen=True, slots=True)
+    class Counted:
+        a: int
+        found: list[int] = library.field(default_factory=list, init=False, compare=False)
+
+    @library.dataclass(frozen=True, slots=True)
+    class Checked:
+        a: int
+
+        def __post_init__(self) -> None:
+            if self.a < 0:
+                raise ValueError(self.a)
+
+    for number in range(40):
+        one = Counted(number)
+        one.found.append(1)
+        assert library.replace(one, a=number + 1).found == []
+        with pytest.raises(ValueError, match="-1"):
+            library.replace(Checked(number), a=-1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from memsheet.arith import NotAlikeError, is_array, row_codes
+from memsheet.arith import NotAlikeError, holds_for_all, is_array, row_codes
 from memsheet.frozen import dataclass, fields, replace
 from memsheet.plan.plan import Plan
 
@@ -115,4 +115,4 @@ def _counts_of_rows(held: Any, which: Any) -> Any:
 
 
 def _shared_count(column: Any) -> Any:
-    return int(column[0]) if (column == column[0]).all() else column
+    return int(column[0]) if holds_for_all(column == column[0]) else column

@@ -4,10 +4,11 @@ same layers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from memsheet.arith import is_array, is_symbol
+from memsheet.arith import holds_for_all, is_array, is_symbol
 from memsheet.formulas.model_code import model_code
 from memsheet.frozen import dataclass, field, fields, replace
 from memsheet.plan.engine import Engine
@@ -23,11 +24,13 @@ class LayersOfPlan:
 
     plan: Plan
     engine: Engine
+    number: int | None  # of a single plan its hash, which tells most others apart
     places: int  # plans that its counts are of
     groups: dict[Hashable, Any] = field(default_factory=dict)
-    walks: list[tuple[Any, ...]] = field(default_factory=list)
+    walks: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=MOST_WALKS))
 
 
+MOST_WALKS = 64
 _recent: tuple[LayersOfPlan, ...] = ()
 MOST_PLACES = 1 << 14
 """Places of arrays in plans of which layers are kept; the last one's are whatever they have."""
@@ -40,10 +43,11 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
     own = plan if model_code(engine.layers).knows_shards else plan_of_layers(plan)
+    number = hash_of_single(own)
     for known in _recent:
-        if known.engine is engine and _equal_plans(known.plan, own):
+        if known.engine is engine and known.number == number and equal_plans(known.plan, own):
             return known
-    found = LayersOfPlan(own, engine, _number_of_plans(own))
+    found = LayersOfPlan(own, engine, number, number_of_plans(own))
     kept, places = [found], found.places
     for known in _recent[: MOST_PLANS - 1]:
         places += known.places
@@ -74,34 +78,43 @@ def plan_of_layers(plan: Plan) -> Plan:
     )
 
 
+def hash_of_single(plan: Plan) -> int | None:
+    """The hash of a plan; None where counts of it are arrays, which have none."""
+    try:
+        return hash(plan)
+    except TypeError:
+        return None
+
+
 VARIED = ("recompute", "loss", "offload", "mesh", "workload")
 """Fields in which plans mostly differ, which are compared first."""
 
 
-def _equal_plans(one: Plan, other: Plan) -> bool:
-    return all(_equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
-        _equal_counts(getattr(one, f.name), getattr(other, f.name))
+def equal_plans(one: Plan, other: Plan) -> bool:
+    """Whether two plans are equal, arrays in them place by place."""
+    return all(equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
+        equal_counts(getattr(one, f.name), getattr(other, f.name))
         for f in fields(one)
         if f.name not in VARIED
     )
 
 
-def _equal_counts(one: Any, other: Any) -> bool:
+def equal_counts(one: Any, other: Any) -> bool:
     """Whether two values are equal, arrays in them place by place."""
     if one is other:
         return True
     if type(one) is not type(other):
         return False
     if is_array(one):
-        return one.shape == other.shape and bool((one == other).all())
+        return one.shape == other.shape and holds_for_all(one == other)
     if is_symbol(one):
         return str(one) == str(other)
     if hasattr(one, "__own_fields__"):
-        return all(_equal_counts(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+        return all(equal_counts(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
     return bool(one == other)
 
 
-def _number_of_plans(plan: Plan) -> int:
+def number_of_plans(plan: Plan) -> int:
     """Of how many plans a plan's counts are arrays."""
     counts = [getattr(held, f.name) for held in (plan.mesh, plan.workload) for f in fields(held)]
     return max((len(count) for count in counts if is_array(count)), default=1)

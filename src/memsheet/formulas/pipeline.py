@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from memsheet.arith import Count, minimum
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
 from memsheet.plan.plan import Plan, Schedule
 from memsheet.references import PIPELINE_1F1B, formula
@@ -110,18 +110,80 @@ def layers_of_stage(layers: int, plan: Plan, stage: int, chunk: int = 0) -> tupl
     return first, first + counts[part]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CutModel:
+    """A model and its parts as pipelines have cut it so far: by their layers and ends, and by the chunks of a
+    stage. Parts that are alike are one object, so that what is made for one is known of the others.
+    """
+
+    model: ModelSpec
+    parts: dict[Hashable, ModelSpec] = field(default_factory=dict)
+    alike: list[ModelSpec] = field(default_factory=list)
+
+    def part(self, key: Hashable, make: Callable[[], ModelSpec]) -> ModelSpec:
+        """The part of that key."""
+        found = self.parts.get(key)
+        if found is None:
+            made = make()
+            found = next((one for one in self.alike if one == made), made)
+            if found is made:
+                self.alike.append(made)
+            self.parts[key] = found
+        return found
+
+    def between(self, cut: Cut) -> ModelSpec:
+        """The part of a cut."""
+        return self.part(cut, lambda: _model_between(self.model, *cut))
+
+
+MOST_CUT, MOST_PARTS = 8, 1024
+"""Models of which parts are kept, and of how many parts of one."""
+_recent: tuple[CutModel, ...] = ()
+
+
+def _cut_model(spec: ModelSpec) -> CutModel:
+    """What is kept of a model that was asked about before."""
+    global _recent  # noqa: PLW0603 - one value, replaced as a whole
+    known = next((one for one in _recent if one.model is spec or one.model == spec), None)
+    if known is None or len(known.parts) > MOST_PARTS:
+        _recent = (CutModel(spec), *(one for one in _recent if one is not known))[:MOST_CUT]
+        return _recent[0]
+    return known
+
+
+Cut = tuple[tuple[int, int], tuple[bool, bool]]
+"""The first layer of a part and the one after its last, and whether it is a model's first and last part."""
+
+
+def _cuts_of_stage(layers: int, plan: Plan, stage: int) -> tuple[Cut, ...]:
+    stages, chunks = plan.mesh.pp, plan.mesh.vpp
+    return tuple(
+        (layers_of_stage(layers, plan, stage, chunk), (part == 0, part == stages * chunks - 1))
+        for chunk, part in enumerate(range(stage, stages * chunks, stages))
+    )
+
+
 def chunk_models(spec: ModelSpec, plan: Plan, stage: int) -> tuple[ModelSpec, ...]:
     """The parts of a model that a rank of a stage runs, in order of execution."""
-    return tuple(_model_chunk(spec, plan, stage, chunk) for chunk in range(plan.mesh.vpp))
+    if plan.mesh.pp * plan.mesh.vpp == 1:
+        return (spec,)
+    known = _cut_model(spec)
+    return tuple(known.between(cut) for cut in _cuts_of_stage(spec.layers, plan, stage))
 
 
 def stage_model(spec: ModelSpec, plan: Plan, stage: int) -> ModelSpec:
     """All that a rank of a stage has of a model: its chunks' layers, one after another, with the ends that
     belong to it.
     """
-    chunks = chunk_models(spec, plan, stage)
-    if len(chunks) == 1:
-        return chunks[0]
+    if plan.mesh.pp * plan.mesh.vpp == 1:
+        return spec
+    known, cuts = _cut_model(spec), _cuts_of_stage(spec.layers, plan, stage)
+    if len(cuts) == 1:
+        return known.between(cuts[0])
+    return known.part(cuts, lambda: _joined_chunks([known.between(cut) for cut in cuts]))
+
+
+def _joined_chunks(chunks: Sequence[ModelSpec]) -> ModelSpec:
     first, last = chunks[0], chunks[-1]
     stacks = tuple(
         replace(
@@ -145,25 +207,20 @@ def _merge_equal_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def _model_chunk(spec: ModelSpec, plan: Plan, stage: int, chunk: int) -> ModelSpec:
+def _model_between(spec: ModelSpec, between: tuple[int, int], at_ends: tuple[bool, bool]) -> ModelSpec:
     """One part of a model: embeddings (and towers) in the first, head in the last, its layers in between.
 
     A tied head needs its own copy of the embedding table in the last part.
     """
-    parts_, part = plan.mesh.pp * plan.mesh.vpp, chunk * plan.mesh.pp + stage
-    if parts_ == 1:
-        return spec
-    first, last = layers_of_stage(spec.layers, plan, stage, chunk)
-    parts, offset = [], 0
+    (first, last), (keeps, is_last), parts, offset = between, at_ends, list[Stack](), 0
     for stack in spec.stacks:
         runs = tuple(_runs_between_layers(stack, first - offset, last - offset))
         ends = first < offset + stack.layers <= last
         offset += stack.layers
         parts.append(replace(stack, runs=runs, final_norms=stack.final_norms if ends else ()))
-    head = spec.head if part == parts_ - 1 else replace(spec.head, kind="none", weights=(), tied=False)
-    if part == parts_ - 1 and spec.head.tied:
+    head = spec.head if is_last else replace(spec.head, kind="none", weights=(), tied=False)
+    if is_last and spec.head.tied:
         head = replace(head, weights=_tied_copy(spec.embeddings))
-    keeps = part == 0
     return replace(
         spec,
         stacks=tuple(parts),

@@ -5,8 +5,9 @@ each instant holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
 from memsheet.formulas.activations import check_modelled, run_config_of
@@ -14,6 +15,7 @@ from memsheet.formulas.alike_rows import by_alike_rows
 from memsheet.formulas.captured_graphs import pooled_at_step, with_graphs
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8_outliers import with_outliers
+from memsheet.formulas.layers_of_plan import hash_of_single
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import (
     STEADY,
@@ -27,6 +29,7 @@ from memsheet.formulas.recompute_segments import recompute_segments
 from memsheet.formulas.resident_layers import everything_kept
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.sharding.resident_state import ResidentState
+from memsheet.formulas.sharding.states_of_plan import RecentStates
 from memsheet.formulas.stage_buffers import warm_and_steady, with_stage_buffers
 from memsheet.formulas.tapes.bytes_by_path import (
     BytesByPath,
@@ -43,6 +46,9 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, depends_on_routing
 from memsheet.sheet import Component, Instant
+
+if TYPE_CHECKING:
+    from memsheet.formulas.graph_captures import Captured
 
 Instants = dict[Instant, BytesByPath]
 Order = tuple[int, int, int, tuple[int, ...]]
@@ -92,21 +98,49 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     """
     by_alike_rows(plan, lambda own: check_modelled(rank.whole, own, engine), lambda *_: None)
     plan = model_code(engine.layers).of_rank(plan)
-    bags, kept = _last_smaller(rank, plan, engine)
+    bags, kept = _peaks_of_step(rank, plan, engine)
     if plan.routing is None or not depends_on_routing(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)
     alone = algorithm_of(engine.sharding).state_alone is not None
     states = kept if alone else None  # which holds what it holds however tokens are routed
     low, high = (
-        _last_smaller(rank, replace(plan, routing=replace(plan.routing, spread=spread)), engine, states)[0]
+        _peaks_of_step(rank, replace(plan, routing=replace(plan.routing, spread=spread)), engine, states)[0]
         for spread in ENDS_OF_ROUTING[1:]
     )
     return Trained(bags=bags, low=low, high=high, kept=kept)
 
 
-def _last_smaller(
-    rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None = None
-) -> tuple[Instants, ResidentState]:
+Peaks = tuple[Instants, ResidentState]
+"""The most that each instant holds, and what the engine keeps."""
+_recent_peaks: tuple[tuple[int, Rank, Plan, Engine, Peaks], ...] = ()
+MOST_PEAKS = 12
+
+
+def _peaks_of_step(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None = None) -> Peaks:
+    """The peaks of a step. Those of the last plans are kept: one question asks of a plan whether its tensors
+    are too many, for its sheet, and as one end of a routing. ``states``: what the engine keeps, where that is
+    known.
+    """
+    global _recent_peaks  # noqa: PLW0603 - one value, replaced as a whole
+    number = _number_of_single(rank, plan)
+    beside = plan.cuda_graphs or plan.quantization is not None or engine.whole_in_pipelines
+    if number is None or (states is not None and beside):  # which is in what is known, too
+        return _last_smaller(rank, plan, engine, states)
+    for told, known, of, by, found in _recent_peaks:
+        if told == number and of == plan and by is engine and (known is rank or known == rank):
+            return found
+    made = _last_smaller(rank, plan, engine, states)
+    _recent_peaks = ((number, rank, plan, engine, made), *_recent_peaks[: MOST_PEAKS - 1])
+    return made
+
+
+def _number_of_single(rank: Rank, plan: Plan) -> int | None:
+    """What tells a plan from most others; None of the plans of a stratum, which are asked about once."""
+    runs = (run for part in (rank.model, *rank.chunks) for stack in part.stacks for run in stack.runs)
+    return hash_of_single(plan) if all(type(run.count) is int for run in runs) else None
+
+
+def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None) -> Peaks:
     """Of two micro-batches the smaller comes last and is the only one that finds gradients there, so either
     may hold most; with more of them a whole one does.
     """
@@ -118,7 +152,7 @@ def _last_smaller(
         return _equal_microbatch_peaks(rank, plan, engine, states)
     last = plan.last_microbatch
     first, _ = _equal_microbatch_peaks(
-        rank, replace(plan, workload=replace(plan.training, global_batch=None)), engine
+        rank, replace(plan, workload=replace(plan.training, global_batch=None)), engine, None
     )
     second, kept = _equal_microbatch_peaks(
         rank,
@@ -127,23 +161,16 @@ def _last_smaller(
             workload=replace(plan.training, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel),
         ),
         engine,
+        None,
     )
     return {
         instant: largest_moment_rows([[(1, first[instant])], [(1, second[instant])]]) for instant in first
     }, kept
 
 
-def _equal_microbatch_peaks(
-    rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None = None
-) -> tuple[Instants, ResidentState]:
+def _equal_microbatch_peaks(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None) -> Peaks:
     """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
-    walks, kept = _chunk_walks_and_states(rank, plan, engine, states)
-    kept = with_outliers(kept, walks, rank.model, plan)
-    kept = with_stage_buffers(kept, walks[0], plan, rank.stage) if engine.whole_in_pipelines else kept
-    code = model_code(engine.layers)
-    graphs = code.captured(code, rank.model, plan, rank.stage)
-    kept = with_graphs(kept, walks, rank.model, graphs)
-    steps = [_chunk_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
+    steps, kept, graphs = _steps_of_rank(rank, plan, engine, states)
     candidates: dict[Instant, list[Moment]] = {}
     for step, passes in _in_flight(steps, plan, rank):
         for instant, found in peak_candidates(step).items():
@@ -157,6 +184,34 @@ def _equal_microbatch_peaks(
         [(1, steps[0].states), (1, kept.around.always), (1, kept.at_step), (1, steps[0].named), (1, pooled)]
     )
     return peaks, kept
+
+
+StepsOfRank = tuple[list[Step], ResidentState, "Captured | None"]
+"""A step of each chunk of a rank, what the engine keeps around them, and what its CUDA graphs hold."""
+_recent_steps: tuple[tuple[Rank, Plan, Engine, StepsOfRank], ...] = ()
+MOST_STEPS = 4
+
+
+def _steps_of_rank(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None) -> StepsOfRank:
+    """What a rank's chunks are without other micro-batches beside them, in which alone stages of a pipeline
+    that have the same layers differ: those of the last ranks are kept.
+    """
+    global _recent_steps  # noqa: PLW0603 - one value, replaced as a whole
+    anywhere = not (engine.whole_in_pipelines or plan.cuda_graphs)
+    for known, of, by, found in _recent_steps:
+        alike = known.model is rank.model and (anywhere or known.stage == rank.stage)
+        if alike and of is plan and by is engine and known.chunks == rank.chunks:
+            return found
+    walks, kept = _chunk_walks_and_states(rank, plan, engine, states)
+    kept = with_outliers(kept, walks, rank.model, plan)
+    kept = with_stage_buffers(kept, walks[0], plan, rank.stage) if engine.whole_in_pipelines else kept
+    code = model_code(engine.layers)
+    graphs = code.captured(code, rank.model, plan, rank.stage)
+    kept = with_graphs(kept, walks, rank.model, graphs)
+    steps = [_chunk_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
+    if _number_of_single(rank, plan) is not None:
+        _recent_steps = ((rank, plan, engine, (steps, kept, graphs)), *_recent_steps[: MOST_STEPS - 1])
+    return steps, kept, graphs
 
 
 def _in_flight(steps: list[Step], plan: Plan, rank: Rank) -> Iterator[tuple[Step, frozenset[bool]]]:
@@ -288,7 +343,12 @@ def _chunk_walks_and_states(
     walks = _walk_chunks(
         rank.chunks, lambda chunk: algorithm.walk(chunk, plan, engine), known=bool(rank.orders)
     )
+    if known is None and algorithm.state_alone is not None:
+        known = _recent_states.made_of(rank.model, plan, partial(algorithm.state_alone, rank.model))
     return walks, known or algorithm.resident_state(rank.model, plan, engine, walks[0])
+
+
+_recent_states: RecentStates[ResidentState] = RecentStates(16, 1 << 15)
 
 
 def _walk_chunks(

@@ -15,6 +15,7 @@ from memsheet.budget import (
     WayToFit,
     answer_of,
     judge_plan,
+    tensors_fit,
     verdict_on_held_sequences,
     verdict_on_start,
     verdict_with_extra_bytes,
@@ -175,9 +176,10 @@ def _asked_sheets(
     spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, slack: str
 ) -> tuple[bool, tuple[Sheet, ...]]:
     """Whether steps were played through the allocator's rules, and the sheets."""
-    replays = slack == REPLAY
+    bounded = cluster if slack == BOUNDS else None
+    replays = slack == REPLAY or bool(bounded and tensors_fit(spec, resolved.plan, bounded))
     sheets = sheets_of(spec, resolved, cluster, replays=replays)
-    if slack == BOUNDS and cluster and not _denied(spec, resolved.plan, cluster, sheets):
+    if bounded and not replays and not _denied(spec, resolved.plan, bounded, sheets):
         return True, sheets_of(spec, resolved, cluster)
     return replays, sheets
 

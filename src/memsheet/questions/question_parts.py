@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 from collections.abc import Container, Iterable, Mapping
+from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from memsheet.catalog import find_device, find_model, model_names, rented_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
@@ -24,7 +26,7 @@ from memsheet.plan.library_defaults import (
     library_defaults_for,
     of_library,
 )
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import ModelSpec, Source
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import Asked, in_our_words, of_serving, sequences_at_once
@@ -37,6 +39,8 @@ with late_functions(__name__):
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from memsheet.readers.hf_config import Config, Recorder
 
 REPLAY, BOUNDS, SHARE = SLACKS = ("replay", "bounds", "share")
 """How what the allocator reserves beyond tensors is found (``plan.options.Slack``)."""
@@ -173,7 +177,7 @@ def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
     found = find_config(model, catalog=catalog_entry, names=model_names())
     if isinstance(found, ModelSpec):
         return found
-    spec = read_hf_config(found.values, name=found.name, source=found.source, recorder=recorder)
+    spec = _model_of_config(found, recorder)
     if task != "train" or spec.recording is not None:
         return spec
     from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
@@ -183,6 +187,35 @@ def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
         if has_written_layers(spec, str(engine or ""))
         else model_on_record(found.values, recording_of, name=found.name, source=found.source)
     )
+
+
+_recent_models: dict[tuple[bytes, str, Source], ModelSpec] = {}
+"""The last models that were read, by all that their configs say: an object that is asked about again knows
+what was made for it.
+"""
+MOST_MODELS, MOST_CONFIG_BYTES = 16, 1 << 16
+EXACT = 2
+"""The format of marshal in which equal values are equal bytes: it knows no references."""
+
+
+def _model_of_config(found: Config, recorder: Recorder) -> ModelSpec:
+    """The model of a config, read once. One whose own code is put on record is looked for again: its record
+    may be another.
+    """
+    global _recent_models  # noqa: PLW0603 - one value, replaced as a whole
+    read = partial(read_hf_config, found.values, name=found.name, source=found.source, recorder=recorder)
+    try:
+        said = marshal.dumps(cast("Any", found.values), EXACT)
+    except ValueError:  # no plain values, which the reader says
+        return read()
+    key = (said, found.name, found.source)
+    known = _recent_models.get(key)
+    if known is not None:
+        return known
+    made = read()
+    if made.recording is None and len(said) <= MOST_CONFIG_BYTES:
+        _recent_models = {**dict([*_recent_models.items()][1 - MOST_MODELS :]), key: made}
+    return made
 
 
 def read_written_model(name: str) -> ModelSpec | None:

@@ -11,6 +11,7 @@ from memsheet import catalog
 from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.formulas import layers_of_plan as kept
+from memsheet.formulas import step
 from memsheet.formulas.groups import walk_stage_layers
 from memsheet.formulas.layers_of_plan import MOST_PLACES, layers_of_plan
 from memsheet.formulas.model_code import engine_for, model_code
@@ -137,5 +138,7 @@ def test_no_layer_asks_what_it_is_not_told(
         return made[-1]
 
     monkeypatch.setattr(kept, "plan_of_layers", plan_of_layers)
+    monkeypatch.setattr(step, "_recent_steps", ())
+    monkeypatch.setattr(step, "_recent_peaks", ())
     assert account_rank(MODEL, plan).items == whole.items
     assert bool(made) is not model_code(engine.layers).knows_shards

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memsheet import catalog
-from memsheet.formulas.pipeline import in_flight, layers_of_stage, stage_model
+from memsheet.formulas.pipeline import chunk_models, in_flight, layers_of_stage, stage_model
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan, Schedule
@@ -77,3 +77,22 @@ def test_the_first_stage_has_the_embeddings_and_the_last_the_head() -> None:
 def test_one_stage_is_the_model_itself() -> None:
     spec = model("llama-2-7b")
     assert stage_model(spec, plan(1), 0) is spec
+
+
+def test_parts_that_are_alike_are_one_object_however_often_one_asks() -> None:
+    spec, cut = model("llama-3-8b"), plan(8)
+    parts = [stage_model(spec, cut, stage) for stage in range(8)]
+    assert all(part is parts[1] for part in parts[2:7])
+    assert len({id(part) for part in (parts[0], parts[1], parts[7])}) == 3
+    assert [stage_model(spec, cut, stage) for stage in range(8)] == parts
+    assert stage_model(replace(spec, name="another"), cut, 1).name == "another"
+
+
+def test_chunks_of_two_pipelines_are_told_apart() -> None:
+    spec = model("llama-3-8b")
+    chunked = replace(plan(4), mesh=Mesh(pp=4, vpp=2))
+    whole, half = stage_model(spec, plan(4), 1), stage_model(spec, plan(8), 1)
+    first, second = chunk_models(spec, chunked, 1)
+    assert (first, second) == (half, half)
+    assert stage_model(spec, chunked, 1) == whole
+    assert whole.layers == 2 * half.layers

@@ -9,15 +9,19 @@ import types
 import typing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import memsheet
+from memsheet.budget import Result
+from memsheet.catalog import find_model
 from memsheet.cli import main
 from memsheet.plan import options
 from memsheet.plan.names import SHORT
 from memsheet.plan.options import InferOptions, JobOptions, TrainOptions
-from memsheet.questions import accounted
+from memsheet.questions import accounted, question_parts
+from memsheet.questions.question_parts import MOST_MODELS
 
 FOLDERS = ("memsheet.trace", "memsheet.measure", "memsheet.questions.verification", "memsheet.trace.child")
 ASKED = {"gpus": "8xH100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 4096}
@@ -176,3 +180,51 @@ def test_check_is_the_command_s_answer(capsys: pytest.CaptureFixture[str]) -> No
     shown = json.loads(capsys.readouterr().out)
     assert found.answer.to_dict()["ranks"] == shown["sheet"]["ranks"]
     assert len(found.mistakes) == len(shown["mistakes"])
+
+
+# ---- what is told by bounds, and what is kept of a question ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("llama-3-8b", {"gpus": "8xA100-40GB", "engine": "deepspeed", "zero": 3}),
+        ("llama-3-8b", {"gpus": "8xA100-40GB", "engine": "deepspeed", "zero": 3, "offload": "optimizer"}),
+        ("llama-3-8b", {"gpus": "8xA100-40GB", "engine": "megatron", "tp": 2, "pp": 4, "global_batch": 16}),
+        ("mixtral-8x7b", {"gpus": "16xH100-80GB", "engine": "megatron", "tp": 2, "ep": 4, "pp": 2, "global_batch": 16}),
+    ],
+)  # fmt: skip
+def test_bounds_are_a_share_where_that_denies_and_played_elsewhere(model: str, asked: dict[str, Any]) -> None:
+    results = set()
+    for length in (1024, 8192, 16384, 65536):
+        share, bounds = (
+            memsheet.train(model, seq_len=length, fix=False, slack=slack, **asked)
+            for slack in ("share", "bounds")
+        )
+        assert share.verdict is not None
+        denied = share.verdict.result is Result.DOES_NOT_FIT
+        results.add(denied)
+        same = share if denied else memsheet.train(model, seq_len=length, fix=False, slack="replay", **asked)
+        assert (bounds.sheets, bounds.verdict, bounds.notes) == (same.sheets, same.verdict, same.notes)
+    assert results == {False, True}
+
+
+def test_a_model_is_read_once_and_again_when_its_config_says_something_else(tmp_path: Path) -> None:
+    config = {**(find_model("llama-3.2-1b") or {})["config"]}
+    file = tmp_path / "config.json"
+
+    def model_of(asked: Any) -> Any:
+        return memsheet.train(asked, gpus="1xH100-80GB", seq_len=128, fix=False, slack="share").model
+
+    file.write_text(json.dumps(config))
+    first = model_of(file)
+    assert model_of(file) is first
+    assert model_of(config) is not first, "it came from elsewhere"
+    file.write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    assert (first.layers, model_of(file).layers) == (config["num_hidden_layers"], 3)
+    for number in range(2 * MOST_MODELS):
+        model_of({**config, "num_hidden_layers": 1 + number})
+    assert len(question_parts._recent_models) <= MOST_MODELS
+    for wrong in ({**config, "hidden_size": object()}, {**config, "hidden_size": True}):
+        with pytest.raises(memsheet.InputError, match="hidden_size"):
+            model_of(wrong)

@@ -4,10 +4,12 @@ parameters gathered ahead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
 
-from memsheet.arith import Count, ceil_div, maximum, minimum, where
+from memsheet.arith import Count, ceil_div, holds_for_any, maximum, minimum, where
 from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.layers_of_plan import equal_counts
 from memsheet.formulas.sharding.partitioned_buckets import Buckets
 from memsheet.formulas.states.held import Held
 from memsheet.frozen import dataclass
@@ -29,25 +31,51 @@ class Flush:
     widest: int
 
 
-def forward_places(walk: StageLayers) -> Iterator[tuple[Place, tuple[Group, ...]]]:
-    """Every place in order of the forward, with its groups."""
-    if walk.embeddings:
-        yield (-1, 0), (walk.embeddings,)
-    for run, layers in enumerate(walk.layers):
-        for repetition in range(layers.count):
-            yield (run, repetition), layers.pattern
-    if walk.head:
-        yield (len(walk.layers), 0), (walk.head,)
+Arrivals = tuple[tuple[tuple[int, ...], int, int], ...]
+"""Elements of the tensors that train at some places in the order of a backward, last first; the run that the
+places are of, and how many they are.
+"""
 
 
-def _trainable_tensor_sizes(groups: tuple[Group, ...], cache: dict[int, list[int]]) -> list[int]:
-    """Elements of the tensors that train, last first."""
-    key = id(groups)
-    if key not in cache:
-        cache[key] = [
-            int(h.elements) for group in reversed(groups) for h in reversed(group.parameters) if h.trains
-        ]
-    return cache[key]
+def _gradient_arrivals(walk: StageLayers) -> Arrivals:
+    """The gradients of a walk, in the order in which they are made."""
+    ends = [(-1, 1, (walk.embeddings,) if walk.embeddings else ())]
+    runs = [(run, layers.count, layers.pattern) for run, layers in enumerate(walk.layers)]
+    head = [(len(walk.layers), 1, (walk.head,) if walk.head else ())]
+    return tuple(
+        (
+            tuple(
+                int(h.elements) for group in reversed(groups) for h in reversed(group.parameters) if h.trains
+            ),
+            run,
+            count,
+        )
+        for run, count, groups in reversed([*ends, *runs, *head])
+    )
+
+
+@lru_cache(maxsize=256)
+def _filled_buckets(arrivals: Arrivals, bucket: int) -> tuple[tuple[Place, int, int, int], ...]:
+    """Where each bucket is flushed, its elements, where in the flat order they begin, and its widest."""
+    at = sum(count * sum(sizes) for sizes, _, count in arrivals)
+    found, filled, widest = list[tuple[Place, int, int, int]](), 0, 0
+    for sizes, run, count in arrivals:
+        for repetition in reversed(range(count)):
+            for size in sizes:
+                if filled and filled + size > bucket:
+                    found.append(((run, repetition), filled, at, widest))
+                    filled = widest = 0
+                filled, widest = filled + size, max(widest, size)
+                at -= size
+    if filled:
+        found.append(((-1, 0), filled, at, widest))
+    return tuple(found)
+
+
+Flushes = tuple[Flush, ...]
+_recent: tuple[tuple[object, Any, bool, Flushes], ...] = ()
+"""Those of the last plans: one divides its states in many ways that layers know nothing of."""
+MOST_RECENT = 8
 
 
 @formula(
@@ -57,33 +85,26 @@ def _trainable_tensor_sizes(groups: tuple[Group, ...], cache: dict[int, list[int
         "goes at the end"
     ),
 )
-def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) -> list[Flush]:
+def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) -> Flushes:
     """Every flush of a backward, gradients arriving in the reverse order of the parameters.
 
     ``shard``: elements of one rank's partition. ``cuts`` (stages 1 and 2): a bucket that lies inside one
     partition is one slice and is reduced in place (1833-1867); otherwise its slices are copied together. At
     stage 3 several gradients are joined, and one alone is not (stage3.py:1591-1608).
     """
-    cache: dict[int, list[int]] = {}
-    steps = list(forward_places(walk))
-    at = sum(sum(_trainable_tensor_sizes(groups, cache)) for _, groups in steps)
-    found: list[Flush] = []
-    filled = widest = 0
-
-    def flush(place: Place) -> None:
-        joined = where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled
-        found.append(Flush(place, filled, 0 if not cuts and filled == widest else joined, widest))
-
-    for place, groups in reversed(steps):
-        for size in _trainable_tensor_sizes(groups, cache):
-            if filled and filled + size > bucket:
-                flush(place)
-                filled = widest = 0
-            filled, widest = filled + size, max(widest, size)
-            at -= size
-    if filled:
-        flush((-1, 0))
+    global _recent  # noqa: PLW0603 - one value, replaced as a whole
+    filled = _filled_buckets(_gradient_arrivals(walk), bucket)
+    for known, of, cut, made in _recent:
+        if known is filled and cut is cuts and equal_counts(of, shard):
+            return made
+    found = tuple(_made_flush(*one, shard, cuts=cuts) for one in filled)
+    _recent = ((filled, shard, cuts, found), *_recent[: MOST_RECENT - 1])
     return found
+
+
+def _made_flush(place: Place, filled: int, at: int, widest: int, shard: Count, *, cuts: bool) -> Flush:
+    joined = where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled
+    return Flush(place, filled, 0 if not cuts and filled == widest else joined, widest)
 
 
 def comes_later_in_backward(place: Place, other: Place) -> bool:
@@ -91,10 +112,22 @@ def comes_later_in_backward(place: Place, other: Place) -> bool:
     return place < other
 
 
-def peak_flush_places(made: list[Flush]) -> frozenset[Place]:
+def peak_flush_places(made: Flushes) -> frozenset[Place]:
     """Flushes that may set the peak of any plan: the first two, and each that copies more than those before
     it, or has a wider gradient. Activations shrink on the way, so no other one can.
     """
+    global _recent_places  # noqa: PLW0603 - one value, replaced as a whole
+    known = next((places for of, places in _recent_places if of is made), None)
+    if known is None:
+        known = _places_that_may_peak(made)
+        _recent_places = ((made, known), *_recent_places[: MOST_RECENT - 1])
+    return known
+
+
+_recent_places: tuple[tuple[Flushes, frozenset[Place]], ...] = ()
+
+
+def _places_that_may_peak(made: Flushes) -> frozenset[Place]:
     found, most, widest = (
         {flush.place for flush in made[:2]},
         0,
@@ -102,7 +135,7 @@ def peak_flush_places(made: list[Flush]) -> frozenset[Place]:
     )
     for flush in made[1:]:
         more = flush.copied > most
-        if (more if isinstance(more, bool) else more.any()) or flush.widest > widest:
+        if (more if isinstance(more, bool) else holds_for_any(more)) or flush.widest > widest:
             found.add(flush.place)
         most, widest = maximum(most, flush.copied), max(widest, flush.widest)
     return frozenset(found)

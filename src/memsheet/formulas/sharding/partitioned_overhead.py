@@ -12,6 +12,7 @@ from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.partitioned_buckets import ALLREDUCE_BUCKET
 from memsheet.formulas.sharding.partitioned_flow import (
     Flush,
+    Flushes,
     Place,
     bucket_flushes,
     comes_later_in_backward,
@@ -185,7 +186,7 @@ def _around_two(zero: Zero, stage: StageLayers) -> ShardingOverhead:
         "backward is over"
     ),
 )
-def _last_flush(zero: Zero, made: list[Flush], partition: BytesByPath) -> BytesByPath:
+def _last_flush(zero: Zero, made: Flushes, partition: BytesByPath) -> BytesByPath:
     """The bucket's rest, reduced after the last gradient was made; one that is wider than the bucket is
     itself there still.
     """
@@ -217,7 +218,7 @@ def shared_reduction_bytes(plan: Plan, elements: Count) -> Count:
     return where(at_least(plan.mesh.cp, 2), FP32.nbytes(elements), 0)
 
 
-def flush_peak_rows(zero: Zero, place: Place, made: list[Flush], partition: BytesByPath) -> BytesByPath:
+def flush_peak_rows(zero: Zero, place: Place, made: Flushes, partition: BytesByPath) -> BytesByPath:
     """The most that flushes leave at a place: the copy of one of them, and the partition once one has gone
     before.
     """

@@ -7,7 +7,7 @@ from functools import partial, reduce
 from operator import or_
 from typing import Any, Protocol, TypeVar
 
-from memsheet.arith import Count, is_array, is_symbol, maximum, where
+from memsheet.arith import Count, holds_for_any, is_array, is_symbol, maximum, where
 from memsheet.frozen import dataclass, fields
 from memsheet.sheet import Component
 
@@ -175,18 +175,18 @@ def _largest_moment_masks(totals: list[Count]) -> Sequence[tuple[int, Any]]:
     masks = list[tuple[int, Any]]()
     for number, size in enumerate(totals[1:], start=1):
         wins: Any = size > best
-        if wins.any():
+        if holds_for_any(wins):
             masks.append((number, wins))
             best = maximum(best, size)
     later: Any = False
     found = list[tuple[int, Any]]()
     for number, wins in reversed(masks):
         own = wins & ~later if later is not False else wins
-        if own.any():
+        if holds_for_any(own):
             found.append((number, own))
             later = later | wins
     rest: Any = True if later is False else ~later
-    return [(0, rest), *reversed(found)] if rest is True or rest.any() else list(reversed(found))
+    return [(0, rest), *reversed(found)] if rest is True or holds_for_any(rest) else list(reversed(found))
 
 
 def _chosen_part(moments: Sequence[Moment], which: Winners, key: Key) -> tuple[Count, Any]:

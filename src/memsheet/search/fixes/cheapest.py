@@ -9,7 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 from memsheet.account import account_rank
-from memsheet.budget import Change, Fix, LibraryUse, Result, Verdict, judge_plan, verdict_with_extra_bytes
+from memsheet.budget import (
+    Change,
+    Fix,
+    LibraryUse,
+    Result,
+    Verdict,
+    judge_plan,
+    tensors_fit,
+    verdict_with_extra_bytes,
+)
 from memsheet.errors import InputError, raise_if_problems
 from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
@@ -253,8 +262,9 @@ def _sheets_and_verdict(
     """Sheets and verdict of a plan with what a library holds besides; the step is replayed, as it is for a
     question, where that could decide.
     """
-    sheets, verdict = judged_sheets(spec, plan, cluster)
-    if replays and verdict.result is not Result.DOES_NOT_FIT:
+    at_once = replays and tensors_fit(spec, plan, cluster)
+    sheets, verdict = judged_sheets(spec, plan, cluster, replays=at_once)
+    if replays and not at_once and verdict.result is not Result.DOES_NOT_FIT:
         sheets, verdict = judged_sheets(spec, plan, cluster, replays=True)
     return sheets, verdict_with_extra_bytes(
         verdict, cluster, *library.extra_bytes(spec, plan)

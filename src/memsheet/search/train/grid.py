@@ -190,19 +190,32 @@ def _accounting_key(stratum: Stratum, number: int) -> Hashable:
 
 
 def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
-    """The numbers of pieces that are accounted together: those that are alike but for their pipeline."""
+    """The numbers of pieces that are accounted together: those that are alike but for their pipeline. Batches
+    of the same pipelines and as many plans, which differ in other choices, come one after another: much of
+    what is made for one is known of the next.
+    """
     kin: dict[Hashable, list[int]] = {}
     for number, piece in enumerate(pieces):
         stratum = _stratum_of_piece(piece)
         kin.setdefault((type(piece), _accounting_key(stratum, number)), []).append(number)
+    found: dict[Hashable, list[list[int]]] = {}
     for numbers in kin.values():
-        batch, rows = list[int](), 0
-        for number in numbers:
-            if batch and rows + len(pieces[number]) > CHUNK:
-                yield batch
-                batch, rows = [], 0
-            batch, rows = [*batch, number], rows + len(pieces[number])
-        yield batch
+        for batch in _batches_of_kin(numbers, pieces):
+            meshes = [_stratum_of_piece(pieces[number]).plan.mesh for number in batch]
+            shape = tuple((mesh.pp, mesh.vpp, len(pieces[n])) for mesh, n in zip(meshes, batch, strict=True))
+            found.setdefault(shape, []).append(batch)
+    for batches in found.values():
+        yield from batches
+
+
+def _batches_of_kin(numbers: Sequence[int], pieces: Sequence[Piece]) -> Iterator[list[int]]:
+    batch, rows = list[int](), 0
+    for number in numbers:
+        if batch and rows + len(pieces[number]) > CHUNK:
+            yield batch
+            batch, rows = [], 0
+        batch, rows = [*batch, number], rows + len(pieces[number])
+    yield batch
 
 
 def result_masks(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[Result, Array]:

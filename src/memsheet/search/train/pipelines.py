@@ -110,7 +110,7 @@ def merge_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Ra
     """One rank and plan for all plans of some strata, one stratum after another."""
     if len(strata) == 1:
         return ranks[0].rank, strata[0].plan
-    return _merge_ranks(ranks, np.array([len(stratum) for stratum in strata])), _merge_plans(tuple(strata))
+    return _merge_ranks(tuple(ranks), tuple(map(len, strata))), _merge_plans(tuple(strata))
 
 
 @lru_cache(maxsize=4)
@@ -185,7 +185,10 @@ def _per_plan_column(numbers: Sequence[int], lengths: Array) -> Any:
     return numbers[0] if len(set(numbers)) == 1 else np.repeat(np.array(numbers, dtype=np.int64), lengths)
 
 
-def _merge_ranks(ranks: Sequence[Placed], lengths: Array) -> Rank:
+@lru_cache(maxsize=32)
+def _merge_ranks(ranks: tuple[Placed, ...], plans: tuple[int, ...]) -> Rank:
+    """One rank of so many plans each: the same object for all strata that differ in other choices."""
+    lengths = np.array(plans)
     model, stage = (
         _merge_models([one.rank.model for one in ranks], lengths),
         _per_plan_column([one.rank.stage for one in ranks], lengths),

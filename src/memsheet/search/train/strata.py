@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from memsheet.arith import holds_for_all
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.hardware import unsupported_choices
@@ -168,7 +169,7 @@ def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
 
 def _common_count(column: Any) -> Any:
     """The number that every plan has, or else the column."""
-    return int(column[0]) if np.ndim(column) and (column == column[0]).all() else column
+    return int(column[0]) if np.ndim(column) and holds_for_all(column == column[0]) else column
 
 
 def _rows_by_traits(rows: Rows) -> Iterator[Rows]:

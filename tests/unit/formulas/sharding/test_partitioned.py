@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from memsheet.catalog import model_names
@@ -501,3 +502,14 @@ def test_a_second_copy_that_deepspeed_does_not_make_is_refused(options: dict[str
 def test_other_engines_have_no_second_copy() -> None:
     with pytest.raises(InputError, match="secondary_shard"):
         sheet(engine="fsdp2", zero=3, secondary_shard=8)
+
+
+def test_flushes_of_many_plans_are_those_of_each(seven_b):
+    stage = partitioned_walk(seven_b, plan_of(seven_b, zero=2), ENGINE)
+    ranks = [2, 8, 64, 3]
+    together = bucket_flushes(stage, B, np.array([padded(n) for n in ranks]), cuts=True)
+    for number in (0, 1, 2, 3, 0, 2):
+        alone = bucket_flushes(stage, B, padded(ranks[number]), cuts=True)
+        assert [flush.copied for flush in alone] == [
+            int(np.broadcast_to(flush.copied, len(ranks))[number]) for flush in together
+        ]
