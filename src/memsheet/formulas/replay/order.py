@@ -9,7 +9,12 @@ from typing import TypeVar
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group, StageLayers
-from memsheet.formulas.replay.optimizer_step import BY_TENSOR, state_sizes, step_by_tensor
+from memsheet.formulas.replay.optimizer_step import (
+    BY_TENSOR,
+    STATES_FROM_START,
+    state_sizes,
+    step_by_tensor,
+)
 from memsheet.formulas.replay.script import (
     Lifetimes,
     Played,
@@ -227,6 +232,8 @@ class Run:
         self.script.take(self.told.beside)
         each = of_each([(h, 0) for h in self.held()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h))))
         self.script.take_all(each)
+        if self.plan.optimizer is not None and self.plan.optimizer.name in STATES_FROM_START:
+            self.make_states(self.stepped())
         self.load_beside()
 
     def held(self) -> list[Held]:
@@ -363,8 +370,7 @@ class Run:
             return
         stepped = self.stepped()
         if not self.states:
-            each = of_each(stepped, lambda h, n: state_sizes(h, n, plan, self.told.head_elements))
-            self.states = script.take_all([size for sizes in each for size in sizes if size])
+            self.make_states(stepped)
         work = optimizer_work(plan)
         if plan.optimizer.name in BY_TENSOR:
             stepped, work = step_by_tensor(script, stepped, plan), adamw_work(plan)
@@ -376,6 +382,11 @@ class Run:
         else:
             raised = of_each(stepped, lambda h, n: int(fp32_copy_bytes(h, n, plan)) if work.wide else 0)
             self._step_one_by_one(sizes, raised, work)
+
+    def make_states(self, stepped: Sequence[tuple[Held, int]]) -> None:
+        """What the optimizer keeps of each parameter from now on."""
+        each = of_each(stepped, lambda h, n: state_sizes(h, n, self.plan, self.told.head_elements))
+        self.states = self.script.take_all([size for sizes in each for size in sizes if size])
 
     def stepped(self) -> list[tuple[Held, int]]:
         """Parameters that train, and how many elements of each the rank's optimizer has."""

@@ -172,6 +172,16 @@ def test_a_step_of_a_model_that_is_not_divided() -> None:
     assert last == words_of("-37 -53 -81", passes, stepping)
 
 
+def test_adagrad_has_its_sums_before_the_first_step() -> None:
+    """It makes them when it is made itself, so that no step leaves memory in pieces for them."""
+    plan = planned(
+        1, engine="transformers", **{"optimizer.name": "adagrad", "optimizer.implementation": "foreach"}
+    )
+    loaded, first, last = steps_of(stage(layers=1), plan, Sharding.REPLICATED)
+    assert loaded == words_of("+999 +160 +96 +48 +160 +96 +48")
+    assert last == words_of("-37 -53 -81", *first)
+
+
 @pytest.mark.parametrize(
     ("gpus", "sharding", "request_", "replayed"),
     [
