@@ -15,6 +15,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
     dim0_shard,
     mixed_precision_dtype,
+    reduced_rest,
     tables_in_two_groups,
 )
 from memsheet.formulas.states.held import Held
@@ -123,6 +124,8 @@ class GatheredUnits(Run):
             self.placed[LAST] = root or Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True)
         rest = [h for h in self.told.rooted for _ in range(h.times)]
         self.rest = Placed(_fsdp_unit_bytes(rest, plan), stays=True)  # the root's own, that no part has
+        self.graded = [h for h in reduced_rest(walk) for _ in range(h.times)]  # of these what gets gradients
+        self.reduced_rest = Placed(_fsdp_unit_bytes(self.graded, plan), stays=True)
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
         self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
@@ -296,13 +299,30 @@ class GatheredUnits(Run):
                 self._keep_reduced(self.root.unit)
         else:
             waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
+            made = [*waiting, *made]
             if number == FIRST:
                 self.reshard(self.rest)
+                made = self._reduce_rest(made)
             there = len(self.gradients)
-            self.reduce(self.placed[number], [*waiting, *made])
+            self.reduce(self.placed[number], made)
             twice = number == FIRST and (self.loss_reduced or tables_in_two_groups(self.walk))
             if twice and len(self.gradients) > there:  # added to what is there
                 self.script.give((self.gradients.pop(),))
+
+    def _reduce_rest(self, made: Sequence[int]) -> list[int]:
+        """Reduce gradients of the root's own parameters, which comes first at the end of backward, and return
+        the others (torch 2.13 _fsdp_state.py, _root_post_backward_final_callback).
+        """
+        own, others = list[int](), list(made)
+        for held in self.graded:
+            size = int(mixed_precision_dtype(held, self.plan).nbytes(held.elements))
+            found = next((number for number in others if self.script.sizes[number] == size), None)
+            if found is not None:
+                others.remove(found)
+                own.append(found)
+        if own:
+            self.reduce(self.reduced_rest, own)
+        return others
 
     def end_backward(self) -> None:
         if self.reducing is not None:
