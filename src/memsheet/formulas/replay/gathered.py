@@ -17,6 +17,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     mixed_precision_dtype,
     reduced_rest,
     tables_in_two_groups,
+    with_rooted_norms,
 )
 from memsheet.formulas.states.held import Held
 from memsheet.frozen import dataclass, field
@@ -96,9 +97,10 @@ class GatheredUnits(Run):
             super()._optimize()
 
     def prepare(self) -> None:
-        walk, plan = self.walk, self.plan
+        plan = self.plan
         keeps = not plan.reshard_after_forward
         wrapped = fsdp_wrapping(plan)
+        walk = self.walk if wrapped.joined else with_rooted_norms(self.walk)
         groups = (walk.embeddings, walk.head) if wrapped.joined else (walk.head, walk.embeddings)
         ends = [h for group in groups if group for h in group.parameters]
         rooted = wrapped.joined or walk.tied
@@ -122,7 +124,8 @@ class GatheredUnits(Run):
             )
         if walk.head:
             self.placed[LAST] = root or Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True)
-        rest = [h for h in self.told.rooted for _ in range(h.times)]
+        around = (*self.told.rooted, *(h for h in walk.rest if h in walk.outer_norms))
+        rest = [h for h in around for _ in range(h.times)]
         self.rest = Placed(_fsdp_unit_bytes(rest, plan), stays=True)  # the root's own, that no part has
         self.graded = [h for h in reduced_rest(walk) for _ in range(h.times)]  # of these what gets gradients
         self.reduced_rest = Placed(_fsdp_unit_bytes(self.graded, plan), stays=True)
@@ -298,20 +301,24 @@ class GatheredUnits(Run):
             if self.loss_reduced:
                 self._keep_reduced(self.root.unit)
         else:
-            waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
-            made = [*waiting, *made]
+            rooted = list[int]()
             if number == FIRST:
+                rooted, made = self._of_rest([*self.waiting, *made])
+                self.waiting = []
                 self.reshard(self.rest)
-                made = self._reduce_rest(made)
+            elif number == LAST:
+                self.waiting, made = self._of_rest(made)
+            if rooted:
+                self.reduce(self.reduced_rest, rooted)
             there = len(self.gradients)
             self.reduce(self.placed[number], made)
             twice = number == FIRST and (self.loss_reduced or tables_in_two_groups(self.walk))
             if twice and len(self.gradients) > there:  # added to what is there
                 self.script.give((self.gradients.pop(),))
 
-    def _reduce_rest(self, made: Sequence[int]) -> list[int]:
-        """Reduce gradients of the root's own parameters, which comes first at the end of backward, and return
-        the others (torch 2.13 _fsdp_state.py, _root_post_backward_final_callback).
+    def _of_rest(self, made: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Of gradients those of the root's own parameters, and the others. The former wait for the end of
+        backward, where they are reduced first (torch 2.13 _fsdp_state.py, _root_post_backward_final_callback).
         """
         own, others = list[int](), list(made)
         for held in self.graded:
@@ -320,9 +327,7 @@ class GatheredUnits(Run):
             if found is not None:
                 others.remove(found)
                 own.append(found)
-        if own:
-            self.reduce(self.reduced_rest, own)
-        return others
+        return own, others
 
     def end_backward(self) -> None:
         if self.reducing is not None:
