@@ -97,9 +97,7 @@ def with_rooted_norms(stage: StageLayers) -> StageLayers:
         return stage
     outer = [f".{h.path}" for h in stage.outer_norms]
     own = tuple(h for h in stage.head.parameters if not any(path.endswith(f".{h.path}") for path in outer))
-    return replace(
-        stage, head=replace(stage.head, parameters=own), rest=(*stage.rest, *stage.outer_norms)
-    )
+    return replace(stage, head=replace(stage.head, parameters=own), rest=(*stage.rest, *stage.outer_norms))
 
 
 def reduced_rest(stage: StageLayers) -> tuple[Held, ...]:
