@@ -233,7 +233,7 @@ class Run:
         each = of_each([(h, 0) for h in self.held()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h))))
         self.script.take_all(each)
         if self.plan.optimizer is not None and self.plan.optimizer.name in STATES_FROM_START:
-            self.make_states(self.stepped())
+            self.take_states(self.stepped())
         self.load_beside()
 
     def held(self) -> list[Held]:
@@ -370,7 +370,7 @@ class Run:
             return
         stepped = self.stepped()
         if not self.states:
-            self.make_states(stepped)
+            self.take_states(stepped)
         work = optimizer_work(plan)
         if plan.optimizer.name in BY_TENSOR:
             stepped, work = step_by_tensor(script, stepped, plan), adamw_work(plan)
@@ -383,7 +383,7 @@ class Run:
             raised = of_each(stepped, lambda h, n: int(fp32_copy_bytes(h, n, plan)) if work.wide else 0)
             self._step_one_by_one(sizes, raised, work)
 
-    def make_states(self, stepped: Sequence[tuple[Held, int]]) -> None:
+    def take_states(self, stepped: Sequence[tuple[Held, int]]) -> None:
         """What the optimizer keeps of each parameter from now on."""
         each = of_each(stepped, lambda h, n: state_sizes(h, n, self.plan, self.told.head_elements))
         self.states = self.script.take_all([size for sizes in each for size in sizes if size])
