@@ -4,7 +4,7 @@ stage's parts, and what the optimizer makes. How parameters and gradients are ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from memsheet.arith import Count
@@ -21,6 +21,7 @@ from memsheet.formulas.replay.script import (
     Recorded,
     Script,
     Sized,
+    Stop,
     play_backward,
     play_forward,
 )
@@ -186,6 +187,11 @@ class Run:
     def enter(self, group: Group, number: int) -> None:
         """Before a part's forward. ``number``: of its layer; -1 of the embeddings, -2 of the head."""
 
+    def head_stops(self, head: Recorded) -> Iterable[Stop]:
+        """What is done while the head's forward runs."""
+        del head
+        return ()
+
     def leave(self, number: int) -> None:
         """After a part's forward."""
 
@@ -301,7 +307,8 @@ class Run:
         loss = None
         if walk.head and walk.loss and chunk + 1 == (len(self.told.chunks) or 1):
             self.enter(walk.head, LAST)
-            done, x = play_forward(script, self.part(walk.head.part), x, lingers=True)
+            head = self.part(walk.head.part)
+            done, x = play_forward(script, head, x, lingers=True, stops=self.head_stops(head))
             played.append(done)
             if self.loss_outside:
                 self.leave_forward()
