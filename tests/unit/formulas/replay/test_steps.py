@@ -135,7 +135,9 @@ def with_norm(walk: StageLayers, *outer: Held) -> StageLayers:
 
 
 def test_a_norm_that_is_no_child_of_the_models_base_is_the_roots() -> None:
-    """It is gathered before everything else, and the head alone without it: 32 bytes and not 40."""
+    """It is gathered before everything else, and the head alone without it: 32 bytes and not 40. The head's
+    gradient is reduced as soon as it is there.
+    """
     *_, beside = steps_of(with_norm(stage()), planned())
     *_, rooted = steps_of(with_norm(stage(), replace(NORM, path="model.words.norm.weight")), planned())
     assert words_of("+10g +40g -10g +8 +32") == beside[beside.index("+10g") :][:5]
@@ -143,6 +145,7 @@ def test_a_norm_that_is_no_child_of_the_models_base_is_the_roots() -> None:
     assert words_of("+8g +32g -8g +32") == rooted[rooted.index("+60") - 5 :][:4]
     assert {"+40g", "+80"} <= {*beside} - {*rooted}
     assert {"+32g", "+64"} <= {*rooted} - {*beside}
+    assert words_of("+37 -32 +64 -37 +16r +40 -60 -40") == rooted[rooted.index("+37") :][:8]
 
 
 def test_gradients_of_the_roots_own_are_reduced_first_at_the_end() -> None:
