@@ -356,7 +356,7 @@ class GatheredUnits(Run):
 
     def _of_rest(self, made: Sequence[int]) -> tuple[list[int], list[int]]:
         """Of gradients those of the root's own parameters, and the others. The former wait for the end of
-        backward, where they are reduced first (torch 2.13 _fsdp_state.py, _root_post_backward_final_callback).
+        backward, where they are reduced first (_fsdp_state.py, _root_post_backward_final_callback).
         """
         own, others = list[int](), list(made)
         for held in self.graded:
