@@ -68,7 +68,8 @@ class StageLayers:
     first run of layers that words pass through; those before it are a tower's. ``end``: masks that are there
     when backward comes to the embeddings. ``rest``: parameters of no group that a step of words uses;
     ``graded``: it is known of each whether a step gives it a gradient. ``idle_ends``: "embeddings" or
-    "head", where a module of its group never runs.
+    "head", where a module of its group never runs. ``outer_norms``: of the head's group the final norms that
+    are no children of the model's own base, by their whole paths.
     """
 
     embeddings: Group | None
@@ -81,6 +82,7 @@ class StageLayers:
     rest: tuple[Held, ...] = ()
     graded: bool = False
     idle_ends: tuple[str, ...] = ()
+    outer_norms: tuple[Held, ...] = ()
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
@@ -217,7 +219,18 @@ def _make_walk(spec: ModelSpec, known: LayersOfPlan, engine: Engine, *, release:
         rest=tuple(_parameters_around(spec, plan)),
         graded=spec.recording is not None,
         idle_ends=spec.recording.idle_ends if spec.recording else (),
+        outer_norms=_outer_norms(spec.stacks[-1], plan) if last else (),
     )
+
+
+def _outer_norms(stack: Stack, plan: Plan) -> tuple[Held, ...]:
+    """Final norms of a stack that lies inside another module than the model's base, as words' do beside a
+    tower or an encoder.
+    """
+    prefix = f"{stack.final_path}." if stack.final_path else ""
+    weights = (weight for norm in stack.final_norms for weight in norm.weights)
+    found = _parameters_among(weights, prefix, plan)
+    return tuple(held for held in found if "." in module_of(held.path).rpartition(".")[0])
 
 
 def _parameters_around(spec: ModelSpec, plan: Plan) -> Iterator[Held]:

@@ -43,6 +43,12 @@ _LISTS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAP
 _SEQ2SEQ_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForTextToWaveform")
 
 
+LAST_SHARING = "num_kv_shared_layers"
+"""How configs call the number of last layers that take keys and values of layers before them (transformers
+5.23 configuration_gemma4.py:104; a config of fewer layers than these is refused).
+"""
+
+
 def text_config_of(config: Any) -> Any:
     """The part of a model's config that its words have; the decoder's, where the library finds several."""
     try:
@@ -129,6 +135,9 @@ def without_layers(config: Any, left_out: Collection[int]) -> Any:
             setattr(text, name, [value[number] for number in kept])
         elif "layer" in name and _are_layer_numbers(value, layers):
             setattr(text, name, [place for place, number in enumerate(kept) if number in value])
+    shared = getattr(text, LAST_SHARING, None) or 0
+    if shared:
+        setattr(text, LAST_SHARING, sum(number >= layers - shared for number in kept))
     text.num_hidden_layers = len(kept)
     return config
 

@@ -4,20 +4,24 @@ theirs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run
-from memsheet.formulas.replay.script import GATHERS, REDUCES, Played
+from memsheet.formulas.replay.script import GATHERS, REDUCES, Played, Recorded, Sized, Stop, play_backward
 from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping, loss_reduces_table
 from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
     dim0_shard,
     mixed_precision_dtype,
+    reduced_rest,
     tables_in_two_groups,
+    with_rooted_norms,
 )
 from memsheet.formulas.states.held import Held
+from memsheet.formulas.tapes.tape import Event
 from memsheet.frozen import dataclass, field
 from memsheet.plan.plan import Plan
 
@@ -95,9 +99,10 @@ class GatheredUnits(Run):
             super()._optimize()
 
     def prepare(self) -> None:
-        walk, plan = self.walk, self.plan
+        plan = self.plan
         keeps = not plan.reshard_after_forward
         wrapped = fsdp_wrapping(plan)
+        walk = self.walk if wrapped.joined else with_rooted_norms(self.walk)
         groups = (walk.embeddings, walk.head) if wrapped.joined else (walk.head, walk.embeddings)
         ends = [h for group in groups if group for h in group.parameters]
         rooted = wrapped.joined or walk.tied
@@ -121,8 +126,13 @@ class GatheredUnits(Run):
             )
         if walk.head:
             self.placed[LAST] = root or Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True)
-        rest = [h for h in self.told.rooted for _ in range(h.times)]
+        around = (*self.told.rooted, *(h for h in walk.rest if h in walk.outer_norms))
+        rest = [h for h in around for _ in range(h.times)]
         self.rest = Placed(_fsdp_unit_bytes(rest, plan), stays=True)  # the root's own, that no part has
+        head = walk.head.parameters if walk.head and walk is not self.walk else ()
+        self.apart = not rooted and sum(h.times for h in head if h.trains) == 1  # a head without its norm
+        self.graded = [h for h in reduced_rest(walk) for _ in range(h.times)]  # of these what gets gradients
+        self.reduced_rest = Placed(_fsdp_unit_bytes(self.graded, plan), stays=True)
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
         self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
@@ -242,8 +252,19 @@ class GatheredUnits(Run):
         if number == FIRST and self.rest.unit.gathered:
             self.gather(self.rest)
             self.copy_out(self.rest, defers=True)
-        self.gather(self.placed[number])
-        self.copy_out(self.placed[number], defers=True)
+        if number != LAST or not self.apart:
+            self._bring(self.placed[number])
+
+    def _bring(self, at: Placed) -> None:
+        self.gather(at)
+        self.copy_out(at, defers=True)
+
+    def head_stops(self, head: Recorded) -> Iterator[Stop]:
+        """A head whose unit has its matrix alone is gathered when the norm before it has run."""
+        if self.apart:
+            log, outputs = head.own.forward, head.own.tape.outputs
+            made = (n for n, (event, index) in enumerate(log) if event is Event.ALLOC and index in outputs)
+            yield next(made, 0), lambda _: self._bring(self.placed[LAST])
 
     def leave(self, number: int) -> None:
         if not self.placed[number].stays:
@@ -270,18 +291,39 @@ class GatheredUnits(Run):
     def part_backward(
         self, played: Played, gradient: int | None, workspace: int = 0
     ) -> tuple[list[int], int | None]:
-        at, embeddings = len(self.script.events), self.walk.embeddings
+        at, embeddings, head = len(self.script.events), self.walk.embeddings, self.walk.head
+        if self.apart and head and played.part is self.part(head.part):
+            stops = self._head_alone(played.part.own)
+            return play_backward(
+                self.script, played, gradient, adds=self.adds, workspace=workspace, stops=stops
+            )
         found = super().part_backward(played, gradient, workspace)
         if self.waiting and embeddings and played.part is self.part(embeddings.part):
             self._keep_sum(at, embeddings.parameters[0])
         return found
+
+    def _head_alone(self, own: Sized) -> Iterator[Stop]:
+        """Where the head's unit has its matrix alone, whose gradients are reduced before the norm's backward:
+        when its own is there and what it was made of has gone.
+        """
+        log, beside = own.tape.backward, {self._gradient_bytes(h) for h in self.graded}
+        for at, index in own.arrivals:
+            if own.sizes[index] not in beside:
+                end = next(n for n in range(at, len(log) + 1) if n == len(log) or log[n][0] is Event.ALLOC)
+                yield end, partial(self._reduce_head, index)
+
+    def _reduce_head(self, index: int, held: dict[int, int]) -> None:
+        self.reduce(self.placed[LAST], [held.pop(index)])
+
+    def _gradient_bytes(self, held: Held) -> int:
+        return int(mixed_precision_dtype(held, self.plan).nbytes(held.elements))
 
     def _keep_sum(self, at: int, table: Held) -> None:
         """Where both gradients of a tied table are added anew, the sum stays and not the head's (torch
         csrc/autograd/input_buffer.cpp, accumulate). ``at``: the event from which the look-ups ran backward.
         """
         events, sizes = self.script.events, self.script.sizes
-        size = int(mixed_precision_dtype(table, self.plan).nbytes(table.elements))
+        size = self._gradient_bytes(table)
         own = [number for number in self.waiting if sizes[number] == size]
         made = [event for event in events[at:] if event >= 0 and sizes[event] == size]
         gone = [place for place in range(at, len(events)) if made[1:] and events[place] == ~made[-1]]
@@ -295,14 +337,35 @@ class GatheredUnits(Run):
             if self.loss_reduced:
                 self._keep_reduced(self.root.unit)
         else:
-            waiting, self.waiting = (self.waiting, []) if number == FIRST else ([], self.waiting)
+            rooted = list[int]()
             if number == FIRST:
+                rooted, made = self._of_rest([*self.waiting, *made])
+                self.waiting = []
                 self.reshard(self.rest)
+            elif number == LAST:
+                self.waiting, made = self._of_rest(made)
+                if self.apart:
+                    return
+            if rooted:
+                self.reduce(self.reduced_rest, rooted)
             there = len(self.gradients)
-            self.reduce(self.placed[number], [*waiting, *made])
+            self.reduce(self.placed[number], made)
             twice = number == FIRST and (self.loss_reduced or tables_in_two_groups(self.walk))
             if twice and len(self.gradients) > there:  # added to what is there
                 self.script.give((self.gradients.pop(),))
+
+    def _of_rest(self, made: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Of gradients those of the root's own parameters, and the others. The former wait for the end of
+        backward, where they are reduced first (_fsdp_state.py, _root_post_backward_final_callback).
+        """
+        own, others = list[int](), list(made)
+        for held in self.graded:
+            size = self._gradient_bytes(held)
+            found = next((number for number in others if self.script.sizes[number] == size), None)
+            if found is not None:
+                others.remove(found)
+                own.append(found)
+        return own, others
 
     def end_backward(self) -> None:
         if self.reducing is not None:

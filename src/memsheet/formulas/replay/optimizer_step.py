@@ -25,6 +25,10 @@ ITERATIONS = 5
 """Newton-Schulz steps of torch.optim.Muon by default (torch 2.13 optim/_muon.py)."""
 BY_TENSOR = frozenset({OptimizerName.MUON, OptimizerName.GALORE, OptimizerName.LORA_FA})
 """Optimizers whose copies are more than those of a tensor."""
+STATES_FROM_START = frozenset({OptimizerName.ADAGRAD})
+"""Optimizers that make their states when they are made themselves, before the first step (torch 2.13
+optim/adagrad.py:84-108); all others do in it.
+"""
 Stepped = Iterable[tuple[Held, int]]
 
 

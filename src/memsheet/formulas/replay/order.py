@@ -4,18 +4,24 @@ stage's parts, and what the optimizer makes. How parameters and gradients are ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group, StageLayers
-from memsheet.formulas.replay.optimizer_step import BY_TENSOR, state_sizes, step_by_tensor
+from memsheet.formulas.replay.optimizer_step import (
+    BY_TENSOR,
+    STATES_FROM_START,
+    state_sizes,
+    step_by_tensor,
+)
 from memsheet.formulas.replay.script import (
     Lifetimes,
     Played,
     Recorded,
     Script,
     Sized,
+    Stop,
     play_backward,
     play_forward,
 )
@@ -181,6 +187,11 @@ class Run:
     def enter(self, group: Group, number: int) -> None:
         """Before a part's forward. ``number``: of its layer; -1 of the embeddings, -2 of the head."""
 
+    def head_stops(self, head: Recorded) -> Iterable[Stop]:
+        """What is done while the head's forward runs."""
+        del head
+        return ()
+
     def leave(self, number: int) -> None:
         """After a part's forward."""
 
@@ -227,6 +238,8 @@ class Run:
         self.script.take(self.told.beside)
         each = of_each([(h, 0) for h in self.held()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h))))
         self.script.take_all(each)
+        if self.plan.optimizer is not None and self.plan.optimizer.name in STATES_FROM_START:
+            self.take_states(self.stepped())
         self.load_beside()
 
     def held(self) -> list[Held]:
@@ -294,7 +307,8 @@ class Run:
         loss = None
         if walk.head and walk.loss and chunk + 1 == (len(self.told.chunks) or 1):
             self.enter(walk.head, LAST)
-            done, x = play_forward(script, self.part(walk.head.part), x, lingers=True)
+            head = self.part(walk.head.part)
+            done, x = play_forward(script, head, x, lingers=True, stops=self.head_stops(head))
             played.append(done)
             if self.loss_outside:
                 self.leave_forward()
@@ -363,8 +377,7 @@ class Run:
             return
         stepped = self.stepped()
         if not self.states:
-            each = of_each(stepped, lambda h, n: state_sizes(h, n, plan, self.told.head_elements))
-            self.states = script.take_all([size for sizes in each for size in sizes if size])
+            self.take_states(stepped)
         work = optimizer_work(plan)
         if plan.optimizer.name in BY_TENSOR:
             stepped, work = step_by_tensor(script, stepped, plan), adamw_work(plan)
@@ -376,6 +389,11 @@ class Run:
         else:
             raised = of_each(stepped, lambda h, n: int(fp32_copy_bytes(h, n, plan)) if work.wide else 0)
             self._step_one_by_one(sizes, raised, work)
+
+    def take_states(self, stepped: Sequence[tuple[Held, int]]) -> None:
+        """What the optimizer keeps of each parameter from now on."""
+        each = of_each(stepped, lambda h, n: state_sizes(h, n, self.plan, self.told.head_elements))
+        self.states = self.script.take_all([size for sizes in each for size in sizes if size])
 
     def stepped(self) -> list[tuple[Held, int]]:
         """Parameters that train, and how many elements of each the rank's optimizer has."""

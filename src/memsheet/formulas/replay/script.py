@@ -212,7 +212,7 @@ class Played:
 
 
 Stop = tuple[int, Callable[[dict[int, int]], object]]
-"""After how many events of a tape's backward something is done, which is told what is there (by the tape's
+"""After how many events of a tape's pass something is done, which is told what is there (by the tape's
 own numbers) and may take it over.
 """
 
@@ -371,12 +371,14 @@ def play_forward(
     lingers: bool = False,
     workspace: int = 0,
     keeps_input: bool = True,
+    stops: Iterable[Stop] = (),
 ) -> tuple[Played, int | None]:
     """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward
     is over is the caller's to free (``Played.lingering``), else it goes with the part's forward.
     ``workspace``: bytes that its first product of matrices takes for good, once its result has a place (torch
     aten/src/ATen/native/cuda/Blas.cpp, cuda/CublasHandlePool.cpp). ``keeps_input``: where it runs again,
-    from what it was handed, and not from what a part before it is run again with.
+    from what it was handed, and not from what a part before it is run again with. ``stops``: what else is
+    done on the way, in order, of a part that takes no workspace.
     """
     sized = part.light or part.own
     tape = sized.tape
@@ -390,7 +392,12 @@ def play_forward(
     if workspace and sized.heirs:
         script.take(workspace)
         workspace = 0
-    _play_log(script, Pass.FORWARD, sized, held, keeps, workspace=workspace)
+    done = 0
+    for end, do in stops:
+        _play_log(script, Pass.FORWARD, sized, held, keeps, start=done, stop=end)
+        do(held)
+        done = end
+    _play_log(script, Pass.FORWARD, sized, held, keeps, start=done, workspace=workspace)
     out = next((held.pop(index) for index in tape.outputs if index in held), None)
     stays = cached - tape.saved - tape.handed
     return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
@@ -412,7 +419,7 @@ def play_backward(
     sized, tape = played.part.own, played.part.own.tape
     held = _run_again(script, played) if played.part.light else played.held
     if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
-        held[tape.backward[0][1]] = gradient
+        held[_arriving_gradient(sized, script.sizes[gradient])] = gradient
     elif gradient is not None:
         script.give((gradient,))  # nothing of it trains
     back, done = sized.handed_back, 0
@@ -430,6 +437,17 @@ def play_backward(
     left = [held.pop(index) for _, index in sized.arrivals if index in held]
     script.give([*held.values(), *played.masks])
     return left, returned
+
+
+def _arriving_gradient(sized: Sized, size: int) -> int:
+    """Which storage a part's backward takes the gradient of its output for: what comes first, or of all that
+    come before anything is made the one of its size. A part on record may begin with the loss's own, too.
+    """
+    log, entries, sizes = sized.tape.backward, sized.tape.entries, sized.sizes
+    first = log[0][1]
+    found = (index for event, index in log if event is Event.ALLOC and sizes[index] == size)
+    alike = next(found, first)
+    return alike if entries[alike].path == entries[first].path else first
 
 
 def _run_again(script: Script, played: Played) -> dict[int, int]:

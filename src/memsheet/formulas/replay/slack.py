@@ -189,6 +189,7 @@ def _parameters_beside(
         return (), ()
     groups = [*(group for run in walk.layers for group in run.pattern), walk.embeddings, walk.head]
     known = {fold_path_indices(h.path) for group in groups if group for h in group.parameters}
+    known |= {h.path for h in walk.outer_norms}
     idle = tuple(h for h in held_tensors(model, plan) if fold_path_indices(h.path) not in known)
     rooted = {h.path for h in walk.rest} | {path for path, _, _ in root_tower_weights(model)}
     return idle, tuple(h for h in idle if h.path in rooted)

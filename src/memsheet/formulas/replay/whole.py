@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from memsheet.formulas.replay.optimizer_step import state_sizes
+from memsheet.formulas.replay.optimizer_step import STATES_FROM_START, state_sizes
 from memsheet.formulas.replay.order import Run
 from memsheet.formulas.replay.script import Played, play_backward
 from memsheet.formulas.states.held import Held, gradient_dtype
@@ -27,7 +27,8 @@ class WholeModel(Run):
         self.tied: int | None = None  # the head's part of a table's gradient
         self.early = self.plan.optimizer_in_backward
         self.fresh: dict[int, list[Held]] = {}  # parameters that have no states yet, by their elements
-        for h in self.held() if self.early else ():
+        name = self.plan.optimizer.name if self.plan.optimizer else None
+        for h in self.held() if self.early and name not in STATES_FROM_START else ():
             self.fresh.setdefault(int(h.elements), []).append(h)
 
     @property

@@ -89,6 +89,17 @@ def reduce_input_bytes(group: Group, plan: Plan) -> Count:
     )
 
 
+def with_rooted_norms(stage: StageLayers) -> StageLayers:
+    """A stage whose final norms are the root's where they are no children of the model's own base: accelerate
+    looks for the head's norm among those alone (1.15 utils/fsdp_utils.py:733-748).
+    """
+    if stage.head is None or not stage.outer_norms:
+        return stage
+    outer = [f".{h.path}" for h in stage.outer_norms]
+    own = tuple(h for h in stage.head.parameters if not any(path.endswith(f".{h.path}") for path in outer))
+    return replace(stage, head=replace(stage.head, parameters=own), rest=(*stage.rest, *stage.outer_norms))
+
+
 def reduced_rest(stage: StageLayers) -> tuple[Held, ...]:
     """The root's own parameters that a step gives gradients."""
     made = {path for end in (stage.embeddings, stage.head) if end for _, path in end.gradients.held}

@@ -12,6 +12,7 @@ import pytest
 
 from memsheet.formulas.replay.script import Lifetimes, Recorded, Script, Sized, play_backward, play_forward
 from memsheet.formulas.tapes.tape import Entry, Event, Log, Tape
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import INT8
 
 EVENTS = {"+": Event.ALLOC, "-": Event.FREE, "g": Event.GRADIENT}
@@ -75,6 +76,29 @@ def test_what_goes_last_is_no_gradient_of_the_input(changed: Tape, gone: list[in
     _, returned = play_backward(script, played, arriving)
     assert returned is None
     assert [event for event in script.events[before:] if event < 0][: len(gone)] == gone
+
+
+def test_a_gradient_takes_the_place_of_one_of_its_size() -> None:
+    """A part on record may begin with the loss's own gradient, of a number, before that of its output."""
+    entries = tuple(
+        replace(entry, path="/gradient") if at in (BACK + 1, ARRIVING) else entry
+        for at, entry in enumerate(tape(sizes=(*SIZES, 4)).entries)
+    )
+    own = replace(tape(backward=f"+{BACK + 1} {BACKWARD}", sizes=(*SIZES, 4)), entries=entries)
+    script = Script()
+    played, _ = play_forward(script, part(own), script.take(100))
+    before, arriving = len(script.events), script.take(80)
+    play_backward(script, played, arriving)
+    assert [script.sizes[event] for event in script.events[before:] if event >= 0] == [80, 4, 50, 100]
+    assert ~arriving in script.events[before:]
+
+
+def test_something_is_done_on_the_way_of_a_forward() -> None:
+    """Between the second event and the third, told of what is there."""
+    script, seen = Script(), list[list[int]]()
+    play_forward(script, part(tape()), script.take(100), stops=[(2, lambda held: seen.append([*held]))])
+    assert seen == [[INPUT, KEPT, SCRATCH]]
+    assert [*script.events] == [0, 1, 2, 3, ~2]
 
 
 def test_without_a_gradient_backward_makes_its_own() -> None:

@@ -20,7 +20,11 @@ from memsheet.formulas.replay.steps import (
     steady_reserved_bytes,
 )
 from memsheet.formulas.replay.whole import bucket_sizes
+from memsheet.formulas.states.held import Held
+from memsheet.frozen import replace
+from memsheet.plan.dtypes import FP32, INT8
 from memsheet.plan.engine import Sharding
+from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes
 from small_stage import planned, stage
@@ -120,6 +124,41 @@ def test_tied_ends_are_one_unit_that_is_gathered_first_and_reduced_last() -> Non
     )
 
 
+NORM = Held(path="norm.weight", shape=(4,), dtype=FP32, trains=True, role=Role.NORM, times=1)
+
+
+def with_norm(walk: StageLayers, *outer: Held) -> StageLayers:
+    """The stage with a norm of four numbers in the head's group."""
+    assert walk.head is not None
+    head = replace(walk.head, parameters=(NORM, *walk.head.parameters))
+    return replace(walk, head=head, outer_norms=outer, graded=True)
+
+
+def test_a_norm_that_is_no_child_of_the_models_base_is_the_roots() -> None:
+    """It is gathered before everything else, and the head alone without it: 32 bytes and not 40. The head's
+    gradient is reduced as soon as it is there.
+    """
+    *_, beside = steps_of(with_norm(stage()), planned())
+    *_, rooted = steps_of(with_norm(stage(), replace(NORM, path="model.words.norm.weight")), planned())
+    assert words_of("+10g +40g -10g +8 +32") == beside[beside.index("+10g") :][:5]
+    assert words_of("+384 +384 +2g +8g -2g +8 +24g +96g -24g +96 -8g") == rooted[rooted.index("+384") :][:11]
+    assert words_of("+8g +32g -8g +32") == rooted[rooted.index("+60") - 5 :][:4]
+    assert {"+40g", "+80"} <= {*beside} - {*rooted}
+    assert {"+32g", "+64"} <= {*rooted} - {*beside}
+    assert words_of("+37 -32 +64 -37 +16r +40 -60 -40") == rooted[rooted.index("+37") :][:8]
+
+
+def test_gradients_of_the_roots_own_are_reduced_first_at_the_end() -> None:
+    """Where the head's part makes one, of 37 bytes, it waits for the embeddings' backward; four shards of ten
+    numbers in fp32 are 160 bytes.
+    """
+    own = replace(NORM, path="model.words.norm.weight", shape=(37,), dtype=INT8)
+    *_, last = steps_of(replace(stage(), rest=(own,), graded=True), planned())
+    assert last[last.index("+81") :] == words_of(
+        "+81 -40 -96 +160 -37 +40r -96 -160 +192 -81 +48r -192", "-384 -384"
+    )
+
+
 def test_a_rank_alone_copies_its_parameters_and_gathers_nothing() -> None:
     """_fsdp_param_group.py:392-402, 437-461; its gradients are copied all the same
     (_fsdp_collectives.py:597-631).
@@ -170,6 +209,16 @@ def test_a_step_of_a_model_that_is_not_divided() -> None:
     assert loaded == words_of("+999 +160 +96 +48")
     assert first == words_of(passes, "+160 +160 +96 +96 +48 +48", stepping)
     assert last == words_of("-37 -53 -81", passes, stepping)
+
+
+def test_adagrad_has_its_sums_before_the_first_step() -> None:
+    """It makes them when it is made itself, so that no step leaves memory in pieces for them."""
+    plan = planned(
+        1, engine="transformers", **{"optimizer.name": "adagrad", "optimizer.implementation": "foreach"}
+    )
+    loaded, first, last = steps_of(stage(layers=1), plan, Sharding.REPLICATED)
+    assert loaded == words_of("+999 +160 +96 +48 +160 +96 +48")
+    assert last == words_of("-37 -53 -81", *first)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,19 @@ def test_lists_of_layer_numbers_follow_the_layers():
     assert len(settings.layers_block_type) == settings.num_hidden_layers == 9
 
 
+def test_last_layers_that_take_others_keys_stay_the_last():
+    """A config of fewer layers than those is refused, and a model that is cut down instead has tables for
+    all layers of the whole one."""
+    config = {
+        "model_type": "gemma4_text", **SMALL, "layer_types": MIXED, "num_kv_shared_layers": 5,
+        "hidden_size_per_layer_input": 16,
+    }  # fmt: skip
+    assert without_layers(build_config(config, PLAN), {1, 2, 8, 10}).num_kv_shared_layers == 3
+    stack = record._stack_of(json.dumps(config))
+    assert stack.shallow.whole
+    assert record.record_run(config, PLAN, stack, record.ONE)
+
+
 @pytest.mark.parametrize("kind", ["beam", "big_bird", "diffllama"])
 def test_layers_that_say_their_own_place_in_any_words_are_of_one_kind(kind):
     config = {"model_type": kind, "num_hidden_layers": 8}
