@@ -5,7 +5,9 @@ cleaned     a log without colours, boxes, prefixes and line wraps
 messages/   one file an emitter: what its messages look like, and what they say
 signs       which frames, settings and programs a log shows
 rules       one message of an allocator → one verdict, by arithmetic
-identities  a requested size → the tensor that it is (candidates, model_terms, model_tensors, named_models)
+causes/     what shows a cause: tests and words
+identities  a requested size → the tensor that it is (candidates, model_tensors, named_models)
+terms/      the products that it may be: logits, attention scores, a model's own; the axes that a text says
 cures       what would have helped, and what would not
 verdict     all of it for one text
 snapshot/   the allocator's own history

@@ -12,7 +12,10 @@ from memsheet.frozen import NamedTuple
 
 OF_SHEET, BOTH_KNOWN = 5, 4
 """How well a candidate is founded."""
-WIDTHS = ((4, "fp32"), (2, "bf16"))
+Widths = tuple[tuple[int, str], ...]
+WIDTHS: Widths = ((4, "fp32"), (2, "bf16"))
+POWERS = frozenset(2**power for power in range(7, 21))
+"""Counts of tokens that are common."""
 RAISED = re.compile(r"\.float\(\)|\.to\(torch\.float(?:32)?\)|dtype=torch\.float(?:32)?\b")
 """What in a line of code makes fp32 of another dtype."""
 _LOWERED = re.compile(r"\.to\(\s{0,3}(?!torch\.float(?:32)?\b)\w")

@@ -15,6 +15,7 @@ from memsheet.diagnose.candidates import (
     WIDTHS,
     Axes,
     Candidate,
+    Widths,
     fit_of,
     raises,
 )
@@ -39,7 +40,6 @@ from memsheet.diagnose.signs import Signs
 from memsheet.diagnose.tracebacks import writes_scores
 from memsheet.frozen import NamedTuple
 
-Widths = tuple[tuple[int, str], ...]
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""
 FLAT = ("optimizer_states", "master_weights", "gradients", "unsharded_parameters")
