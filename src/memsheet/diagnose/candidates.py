@@ -20,7 +20,7 @@ RAISED = re.compile(r"\.float\(\)|\.to\(torch\.float(?:32)?\)|dtype=torch\.float
 """What in a line of code makes fp32 of another dtype."""
 _LOWERED = re.compile(r"\.to\(\s{0,3}(?!torch\.float(?:32)?\b)\w")
 IN_16_BITS = re.compile(
-    r"(?<![a-z0-9])b?f(?:p|loat)?16(?![a-z0-9])(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|null|none|no|0)\b)"
+    r"(?<![a-z0-9])(?<!\bno )(?<!\bnot )(?<!\bwithout )(?<!\binstead of )(?<!\bno_)b?f(?:p|loat)?16(?![a-z0-9])(?!\s(?:is |was )?(?:off|disabled)\b)(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|null|none|no|0)\b)"
     r"|\b(?:pretrain|finetune)_recipe\b",
     re.IGNORECASE,
 )

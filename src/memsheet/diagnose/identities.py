@@ -18,9 +18,9 @@ from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import has_scans
 from memsheet.diagnose.signs import Signs
 from memsheet.diagnose.terms.logits import logits_terms, predictions_terms
-from memsheet.diagnose.terms.of_model import model_terms
+from memsheet.diagnose.terms.of_model import WEIGHT, model_terms
 from memsheet.diagnose.terms.scores import scores_terms
-from memsheet.diagnose.terms.text_axes import axes_with_text
+from memsheet.diagnose.terms.text_axes import axes_of_evaluation, axes_with_text
 from memsheet.frozen import replace
 from memsheet.units import MIB
 
@@ -40,7 +40,7 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
     """
     if asked.high < LEAST or any(asked.low <= size <= asked.high for size in SEGMENTS):
         return None
-    axes = axes_with_text(known, signs.text)
+    axes = axes_of_evaluation(axes_with_text(known, signs.text), signs)
     found: dict[tuple[str, str, str], Candidate] = {}
     terms = (
         *model_terms(asked, signs, axes),
@@ -69,7 +69,10 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         fits = [each.term for each in best if each.rank[1] == best[0].rank[1]]
         products = [each.term for each in found.values() if each.rank[0] == BOTH_KNOWN and each.term.exact]
         return _term_of_sheet(fits, products[0] if len(products) == 1 and best[0].rank[1] == 2 else None)
-    equals = sorted((each.term for each in best), key=lambda each: not each.exact)
+    in_step = signs.frame is None and not signs.code and axes.tokens
+    equals = sorted(
+        (each.term for each in best), key=lambda each: (not each.exact, bool(in_step) and each.component == WEIGHT.component)
+    )  # fmt: skip
     if len(equals) == 1 and signs.frame in (None, BACKWARD) and has_scans(signs.text):
         return replace(equals[0], exact=False)  # whose loops make tensors of many more sizes
     return _first_of(equals) if len(equals) <= MOST_NAMED else None

@@ -179,9 +179,23 @@ def _names_of_sizes(text: str) -> Iterator[str]:
         yield "gpt2"
 
 
+_SIZE_WORDS = frozenset(("tiny", "mini", "small", "base", "medium", "large", "huge", "xl", "xxl"))
+
+
 def _bare_names(text: str) -> Iterator[str]:
+    """Words that are names of bundled models; else their longest beginnings of which a size is a part, behind
+    which stands what was made of the model.
+    """
     words = dict.fromkeys(found.group().rstrip(".") for found in _BARE.finditer(text))
-    yield from islice((each for each in words if find_model(each) is not None), MOST)
+    known = [*islice((each for each in words if find_model(each) is not None), MOST)]
+    yield from known or islice(filter(None, map(_sized_beginning, islice(words, MOST))), MOST)
+
+
+def _sized_beginning(word: str) -> str:
+    parts = word.split("-")
+    least = next((place + 1 for place, part in enumerate(parts) if part.lower() in _SIZE_WORDS), len(parts))
+    begun = ("-".join(parts[:end]) for end in range(len(parts) - 1, max(least, 2) - 1, -1))
+    return next((each for each in begun if find_model(each) is not None), "")
 
 
 def _names_in_paths(text: str) -> Iterator[str]:

@@ -145,11 +145,13 @@ def _logits_of_tokens(
         count for count in tokens
         if signs.outsized or count in axes.likely_counts or count not in axes.counts
     }  # fmt: skip
+    told = named if not signs.outsized else {*named, *unnamed}
     common = set() if not at_loss or fits_by_chance(asked, len(unnamed)) else POWERS
     if not at_loss:
         likely |= set() if tokens else set(USUAL_TOKENS)
-        by_chance = named or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
-        unnamed = [] if by_chance else [each for each in unnamed if each not in POWERS]  # any width is 2^n
+        of_layer = bool(signs.code) and frame is not BACKWARD
+        by_chance = named or of_layer or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
+        unnamed = [] if by_chance else [each for each in unnamed if _odd_part(each) > MOST_OF_WIDTHS]
     for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in widths:
             for count in sorted(tokens | (POWERS if vocabulary in named else common)):
@@ -164,7 +166,7 @@ def _logits_of_tokens(
                         else ""
                     )
                     yield Candidate((known + 1, fit), Term(
-                        component="temporaries", path=path, shape=f"[{count}, {vocabulary}] {dtype}", exact=rows is None and count in tokens, rows=rows,
+                        component="temporaries", path=path, shape=f"[{count}, {vocabulary}] {dtype}", exact=rows is None and count in tokens and vocabulary in told, rows=rows,
                         words=f"{dtype} logits{theirs} of {count:,} tokens × {vocabulary:,} words × {width} bytes{near}",
                     ))  # fmt: skip
     if at_loss and len(named) == 1:
@@ -184,6 +186,16 @@ def _logits_of_tokens(
                 words=words,
             ),
         )
+
+
+MOST_OF_WIDTHS = 125
+"""The largest odd factor that widths and lengths commonly have together: 49,152 is also 16 heads of 3 × 1,024,
+and 32,000 a thousand tokens of 32 heads. A vocabulary of such a size is told by no product.
+"""
+
+
+def _odd_part(count: int) -> int:
+    return count // (count & -count)
 
 
 def _widths_of_logits(signs: Signs, axes: Axes, asked: Interval) -> Widths:

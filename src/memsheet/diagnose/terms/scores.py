@@ -100,7 +100,8 @@ def _solved_scores(asked: Interval, signs: Signs, axes: Axes) -> Iterator[tuple[
     fixed = () if axes.batches else fixed_lengths(signs.text)
     counted = itertools.product(axes.batches or (1,), axes.lengths) if not axes.heads else ()
     pairs = dict.fromkeys((*counted, *((1, length) for length in latents_of_unets(signs.text))))
-    of_heads = [pair for pair in pairs if pair[1] not in POWERS]  # of which any power of two is a multiple
+    told = bool(axes.batches)
+    of_heads = [pair for pair in pairs if told or pair[1] not in POWERS]  # of which any power of two is a multiple
     rounded = Interval(max(1, asked.low - PAGE), asked.high)
     if fits_by_chance(rounded, OF_HEADS * len(of_heads) + OF_ROWS * len(fixed)):
         return

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from memsheet.diagnose.candidates import Axes
+from memsheet.diagnose.frames import EVALUATION
 from memsheet.diagnose.model_tensors import heads_of_models
 from memsheet.diagnose.named_models import model_axes
+from memsheet.diagnose.signs import Signs
 
 _VOCAB = re.compile(
     r"\b(?:padded_)?(?:vocab_size|n_vocab|vocab)[\"']?(?:/TP)?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{2,9})\b",
@@ -16,7 +18,7 @@ _VOCAB = re.compile(
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
     r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
-    r"|n_ctx|block_?size|model_max_length|seq|(?:input|source|target)[_ ]?len(?:gth)?"
+    r"|n_ctx|block_?size|block(?= (?:is|of|=) )|model_max_length|seq|(?:max_)?(?:input|source|target|sequence)[_ ]?len(?:gth)?"
     r"|(?:sequences?|prompts?|contexts?|inputs?|length) of|"
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
@@ -63,6 +65,17 @@ _BATCH_BY_LENGTH = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """The same as people write of it."""
+_BY_LETTERS = re.compile(
+    r"\bB\s{0,2}=\s{0,2}(\d{1,4})\b[,;]?\s{1,3}(?:and\s)?[TSLN]\s{0,2}=\s{0,2}(\d{2,6})\b(?![.,]\d)"
+)
+"""The same by the letters that papers and scripts give these axes."""
+_BARE_PRODUCT = re.compile(
+    r"(?<![\w.,×*/-])(\d{1,3}) ?[x×] ?(\d{3,6})\b(?! ?(?:[x×*]|px|pixels|[KMGT]i?B\b|steps|epochs)|[.,]?\d|\w)"
+)
+"""The same without a word, where the second is a length as they are usually chosen."""
+LENGTHS_STEP = 256
+OF_TRANSFORMERS, USUAL_EVALUATION = ("Trainer", "TRL", "LLaMA-Factory", "unsloth"), 8
+"""Programs whose options are the Trainer's, and sequences of a batch of its evaluation."""
 _PROMPTS = re.compile(
     r"\b(?:(?:max_)?prompt_(?:max_)?(?:len(?:gth)?|tokens)[\"']?\s{0,3}[:=]?\s{0,3}|prompts?(?: of)? )"
     r"(\d[\d,_]{0,8})\b",
@@ -114,8 +127,8 @@ def axes_with_text(known: Axes, text: str) -> Axes:
     lengths = (*known.lengths, *numbers_in_text(_LENGTH, flags), *numbers_in_text(_COUNTED_LENGTH, text))
     said = tuple(n for n in numbers_in_text(_VOCAB, flags) if n >= 256)
     rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
-    said_shapes = (*_INPUTS.findall(text), *_BATCH_BY_LENGTH.findall(text))
-    shapes = [(int(batch), int(length)) for batch, length in said_shapes][:4]
+    said_shapes = (*_INPUTS.findall(text), *_BATCH_BY_LENGTH.findall(text), *_BY_LETTERS.findall(text))
+    shapes = [(int(batch), int(length)) for batch, length in said_shapes or _bare_products(text)][:4]
     lengths = (
         *lengths, *(length for _, length in shapes), *_drafted_rows(flags),
         *(asked + given for asked in numbers_in_text(_PROMPTS, flags, 3) for given in numbers_in_text(_ANSWERS, flags, 3)),
@@ -135,6 +148,19 @@ def axes_with_text(known: Axes, text: str) -> Axes:
         batches=tuple(dict.fromkeys((*known.batches, *batches))),
         heads=tuple(dict.fromkeys((*known.heads, *(counted or heads or heads_of_models(text))))),
     )
+
+
+def axes_of_evaluation(axes: Axes, signs: Signs) -> Axes:
+    """The same with the batch that an evaluation has where none is said (transformers v4.57.1,
+    training_args.py, per_device_eval_batch_size).
+    """
+    usual = signs.task == EVALUATION and signs.trainer in OF_TRANSFORMERS and "eval_batch" not in signs.text
+    return axes._replace(batches=(*axes.batches, USUAL_EVALUATION)) if usual else axes
+
+
+def _bare_products(text: str) -> Iterator[tuple[str, str]]:
+    """Sequences by their length where a text says so by two numbers alone."""
+    yield from (pair for pair in _BARE_PRODUCT.findall(text) if int(pair[1]) % LENGTHS_STEP == 0)
 
 
 def _shares_of_sequences(lengths: Iterable[int], flags: str) -> Iterator[int]:
