@@ -113,9 +113,32 @@ _RESUMES = re.compile(
 )  # fmt: skip
 
 
+_RAN_FINE = re.compile(
+    r"\b(?:train(?:ed|ing|s)?|ran|run(?:s|ning)?|steps?|epochs?|hours?|\d+ ?h|days?|iterations?|was|were|before)\b[^\n.;]{0,50}?"
+    r"\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|oom|issues?)|perfect(?:ly)?|good|well|smooth(?:ly)?|happily)\b"
+    r"|\b(?:fine|ok(?:ay)?|no problems?|perfect(?:ly)?|good|well|smooth(?:ly)?|happily)\b[^\n.;]{0,20}? (?:for|until|till|during|over) [^\n.;]{0,20}?\b(?:\d[\d,.k]*|hours?|days?|steps?|epochs?)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_DIES_RESUMED = re.compile(
+    r"\b(?:resum\w+|continu\w+ (?:from|the training|training)|restart\w* from|reload\w* (?:the )?(?:checkpoint|optimizer)|load\w* (?:the |my |a )?(?:checkpoint|optimizer(?: states?)?))\b"
+    r"(?:(?!\b(?:again|steps?|epochs?|hours?|iterations?)\b)[^\n;]){0,80}?\b(?:oom\w*|out of memory|crash\w*|die[sd]?|fail\w*|explode\w*|not fit)\b"
+    r"|\b(?:oom\w*|out of memory|crash\w*|die[sd]?|fail\w*)\b[^\n.;]{0,50}?\b(?:on|when|while|after|at|upon|during|if)\b[^\n.;]{0,20}?\b(?:resum\w+|continu\w+ (?:from|training)|(?:re)?load\w* (?:the |my |a )?checkpoint)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_TRAINS_ON = re.compile(
+    r"\bresum\w+[^\n.;]{0,40}?\b(?:and|then|it)\b[^\n.;]{0,20}?\b(?:trains?|runs?|works?|goes)\b[^\n.;]{0,20}?\b(?:fine|ok|for|until)\b",
+    re.IGNORECASE,
+)
+"""The same of one that trains on for a while."""
+
+
 def fits_unless_resumed(text: str) -> bool:
-    """Whether people say that a run fits from its beginning, and dies where it goes on from a checkpoint."""
-    return bool(_FRESH_FITS.search(text) and _RESUMES.search(text))
+    """Whether people say that a run fits from its beginning, or fitted, and dies where it goes on from a
+    checkpoint.
+    """
+    fresh = bool(_FRESH_FITS.search(text) and _RESUMES.search(text))
+    dies = _RAN_FINE.search(text) and _DIES_RESUMED.search(text) and not _TRAINS_ON.search(text)
+    return fresh or bool(dies)
 
 
 def _words_of_line(line: str) -> str:

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from memsheet.diagnose.causes.growth import leak_words, memory_grows
+from memsheet.diagnose.causes.growth import (
+    is_said_to_grow,
+    leak_words,
+    memory_grows,
+    said_growth_words,
+)
 from memsheet.diagnose.causes.limits import (
     beyond_card_words,
     beyond_limit,
@@ -109,6 +114,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, has_unnamed_gap, gap_words, (Cause.OUTSIDE_ALLOCATOR,)),
     Rule(Cause.OTHER_PROCESS, has_small_neighbour, neighbour_words),
     Rule(Cause.REAL_NEED, is_beyond_named_card, named_card_words),
+    Rule(Cause.LEAK, is_said_to_grow, said_growth_words),
     Rule(Cause.REAL_NEED, is_too_little_in_server, server_shortage_words, (Cause.ENGINE_OVERCOMMIT,)),
     Rule(Cause.REAL_NEED, is_too_little_later, later_shortage_words, (Cause.LEAK,)),
     Rule(Cause.REAL_NEED, is_too_little_in_evaluation, evaluation_shortage_words, (Cause.REGIME_CHANGE,)),

@@ -397,9 +397,7 @@ def _without_message(
                 f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
             ),
         )
-    if not failed and (
-        echo := next((words for sign, words in below_torch.ECHOES if sign in log.squeezed), "")
-    ):
+    if not failed and (echo := below_torch.echo_words(log)):
         return replace(nothing, found=True, cause=Cause.FOLLOW_UP_ERROR, because=echo)
     deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
     if deaths and not failed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.diagnose.causes.shortages import short_bytes
+from memsheet.diagnose.causes.shortages import cached_covers, short_bytes
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import (
     Interval,
@@ -21,6 +21,18 @@ def memory_grows(of: Figures, signs: Signs) -> bool | None:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
     held = signs.reserved_growth or signs.used_growth
     return bool(held) and not _may_be_pieces(of, held)
+
+
+def is_said_to_grow(of: Figures, signs: Signs) -> bool | None:
+    """People say so, and that the job died late of it, and the card is full of tensors."""
+    return bool(signs.grows_said) and cached_covers(of) is not True
+
+
+def said_growth_words(of: Figures, signs: Signs) -> str:
+    return (
+        f'the text says that memory grows ("{signs.grows_said}") and that the job dies late: what is kept from step '
+        f"to step fills the card, until {size_words(of.asked)} have no room"
+    )  # fmt: skip
 
 
 def _may_be_pieces(of: Figures, grown: tuple[Interval, ...]) -> bool:

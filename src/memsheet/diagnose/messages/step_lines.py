@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes
@@ -74,10 +74,20 @@ ENOUGH = 4
 """Steps of growth that are no accident."""
 
 
-def steady_growth(sizes: list[Interval]) -> tuple[Interval, ...]:
-    """Where growth began, and the last sizes, where these have only grown by about the same; else nothing."""
+_NUMBERED = re.compile(rf"{_COUNTS}[\"']?[ #:=\[|]{{0,6}}(\d[\d,]{{0,9}})(?![\d.])", re.IGNORECASE)
+"""A count of a line, and its number."""
+
+
+def steady_growth(sizes: list[Interval], lines: Sequence[str] = ()) -> tuple[Interval, ...]:
+    """Where growth began, and the last sizes, where these have only grown by about the same; else nothing.
+    ``lines``: those that say the sizes, whose steps may lie apart by different counts.
+    """
     tail = sizes[-ENOUGH - 1 :]
-    steps = [later.middle - earlier.middle for earlier, later in itertools.pairwise(tail)]
+    apart = _counts_between(lines[-len(tail) :]) or [1] * (len(tail) - 1)
+    steps = [
+        (later.middle - earlier.middle) / count
+        for (earlier, later), count in zip(itertools.pairwise(tail), apart, strict=True)
+    ]
     steady = len(steps) >= ENOUGH and min(steps) > 0 and max(steps) <= 2 * min(steps)
     if not steady:
         return ()
@@ -87,14 +97,27 @@ def steady_growth(sizes: list[Interval]) -> tuple[Interval, ...]:
     return (*sizes[begun : begun + (begun < len(sizes) - len(tail))], *tail)
 
 
+def _counts_between(lines: Sequence[str]) -> list[int]:
+    """How many steps lie between lines, by the first of their counts that only grows; nothing where none
+    does.
+    """
+    counted = ([int(each.replace(",", "")) for each in _NUMBERED.findall(line)] for line in lines)
+    for numbers in zip(*counted, strict=False):
+        apart = [later - earlier for earlier, later in itertools.pairwise(numbers)]
+        if apart and min(apart) > 0:
+            return apart
+    return []
+
+
 def allocated_growth(log: Log) -> tuple[Interval, ...]:
     """What a script's own lines say is allocated from step to step, where it only grew."""
     lines = [_PEAKS.sub("peak", line) for line in log.lines if "lloc" in line]
-    sizes = _sizes_in(lines, _ALLOCATED)
+    sized = [line for line in lines if _ALLOCATED.search(line)]
+    sizes = _sizes_in(sized, _ALLOCATED)
     counted = (_COUNTED.search(line) for line in lines)
     exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
     listed = (steady_growth(list(sizes)) for sizes in _lists_of_sizes(log))
-    return steady_growth(sizes) or steady_growth(exact) or next((each for each in listed if each), ())
+    return steady_growth(sizes, sized) or steady_growth(exact) or next((each for each in listed if each), ())
 
 
 def _sizes_in(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Interval]:

@@ -21,6 +21,7 @@ from memsheet.diagnose.candidates import (
 from memsheet.diagnose.figures import PAGE
 from memsheet.diagnose.frames import SCORES
 from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.log_programs import DRAWS
 from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import (
     cut_in_text,
@@ -33,6 +34,12 @@ from memsheet.diagnose.signs import Signs
 from memsheet.diagnose.terms.text_axes import latents_of_pictures, latents_of_unets
 
 _OF_PRODUCT = re.compile(r"\b(?:matmul|bmm|einsum)\(|\w @ \w")
+
+
+_IN_FULL = re.compile(r"--no-half(?!-vae)\b|--precision[ =]full\b|--force-fp32\b|\bprecision: float32\b")
+"""What takes weights in 32 bits where 16 are usual (AUTOMATIC1111/stable-diffusion-webui v1.10.1,
+modules/cmd_args.py; comfyanonymous/ComfyUI v0.3.10, comfy/cli_args.py; invoke-ai/InvokeAI, precision).
+"""
 
 
 def scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidate]:
@@ -67,8 +74,10 @@ def scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidat
     solved = [each for each in found if each not in sizes]
     sizes |= dict.fromkeys(solved, BOTH_KNOWN - 1)
     sinks = has_sinks(signs.text)
-    for (batch, heads, length), rank in sizes.items():
-        for more, (width, dtype) in itertools.product((0, 1) if sinks else (0,), _widths_of_scores(signs)):
+    for width, dtype in _widths_of_scores(signs):
+        for ((batch, heads, length), rank), more in itertools.product(
+            sizes.items(), (0, 1) if sinks else (0,)
+        ):
             if fit := fit_of(asked, batch * max(heads, 1) * length * (length + more) * width):
                 counted = f"{batch} × {heads} heads" if heads else f"{batch}"
                 what = "attention scores" if heads else "a mask of attention"
@@ -100,8 +109,7 @@ def _solved_scores(asked: Interval, signs: Signs, axes: Axes) -> Iterator[tuple[
     fixed = () if axes.batches else fixed_lengths(signs.text)
     counted = itertools.product(axes.batches or (1,), axes.lengths) if not axes.heads else ()
     pairs = dict.fromkeys((*counted, *((1, length) for length in latents_of_unets(signs.text))))
-    told = bool(axes.batches)
-    of_heads = [pair for pair in pairs if told or pair[1] not in POWERS]  # of which any power of two is a multiple
+    of_heads = [pair for pair in pairs if pair[1] not in POWERS]  # of which any power of two is a multiple
     rounded = Interval(max(1, asked.low - PAGE), asked.high)
     if fits_by_chance(rounded, OF_HEADS * len(of_heads) + OF_ROWS * len(fixed)):
         return
@@ -127,4 +135,6 @@ def _widths_of_scores(signs: Signs) -> Widths:
     """
     if raises(signs.code):
         return WIDTHS[:1]
+    if signs.program in DRAWS and not _IN_FULL.search(signs.text):
+        return tuple(reversed(WIDTHS))
     return WIDTHS[1:] if _OF_PRODUCT.search(signs.code) and IN_16_BITS.search(signs.text) else WIDTHS

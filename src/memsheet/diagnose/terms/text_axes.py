@@ -70,7 +70,7 @@ _BY_LETTERS = re.compile(
 )
 """The same by the letters that papers and scripts give these axes."""
 _BARE_PRODUCT = re.compile(
-    r"(?<![\w.,×*/-])(\d{1,3}) ?[x×] ?(\d{3,6})\b(?! ?(?:[x×*]|px|pixels|[KMGT]i?B\b|steps|epochs)|[.,]?\d|\w)"
+    r"(?<![\w.,×*/-])(\d{1,2}) ?[x×] ?(\d{3,6})\b(?! ?(?:[x×*]|px|pixels|[KMGT]i?B\b|steps|epochs)|[.,]?\d|\w)"
 )
 """The same without a word, where the second is a length as they are usually chosen."""
 LENGTHS_STEP = 256

@@ -1,0 +1,113 @@
+"""What a script keeps from step to step, by its own lines or as people say it: sums and lists of tensors,
+memory that only grows.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SUM_NAMES = (
+    r"(?=\w*(?:total|running|epoch|sum|cum|acc|train|avg|mean|all|history|log|val|test|dev))\w*loss\w*"
+)
+_LOSS_MADE = (
+    r"(?:(?:(?:batch|step|iter|train|val|valid|test|cur|current)_?)?loss(?:es)?"
+    r"|(?:\w{0,30}crit\w{0,20}|\w{0,30}loss\w{0,20}|objective|F\.\w{1,40}|(?:nn\.)?functional\.\w{1,40})"
+    r"\((?:[^()\n]|\([^()\n]{0,80}\)){0,160}\)(?:\.(?:mean|sum)\(\))?)"
+)
+"""A loss, or the call that makes it, of which no number is taken."""
+_LEAK = re.compile(
+    rf"^[ >]*(?:self\.)?({_SUM_NAMES})(?:\[[^\]\n]{{0,40}}\])?\s*(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*"
+    rf"(?:self\.)?{_LOSS_MADE}(?:\s?[*/]\s?[\w.]{{1,30}}(?:\([^()\n]{{0,20}}\))?)?\s*(?:;|#|$)",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
+_WITHOUT_GRAPH = re.compile(r"\bno_grad\b|\binference_mode\b|\bset_grad_enabled\(False\)")
+GRAPHLESS_WITHIN = 12
+"""Lines before a sum in which a script says that nothing is kept for backward."""
+_KEPT_LOSS = re.compile(
+    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)"
+    r"\s*(?:#[^\n]{0,200})?$",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""A list of losses over steps: of tensors where memory grows with it."""
+_MADE = (
+    r"(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?|feat(?:ure)?s?|emb(?:edding)?s?"
+    r"|attn|attention_maps?|activations?|model\([^\n]{0,80}\))"
+    r"(?:\.(?:logits|hidden_states|last_hidden_state|pooler_output|attentions))?(?:\[[^\]\n]{0,20}\])?(?:\.(?:detach|clone)\(\)){0,2}"
+)
+_KEPT_OUTPUT = re.compile(
+    rf"(?:^[ >]*|`)(?:self\.)?(\w+)(?:\[[^\]\n]{{0,40}}\])?\.(?:append|extend)\(\s{{0,3}}(?:[({{\[]\s{{0,3}}(?:[\"']\w{{1,20}}[\"']\s?:\s?)?)?"
+    rf"(?:self\.)?{_MADE}\s{{0,3}}(?:,[^\n()]{{0,60}})?[)}}\]]?\s{{0,3}}\)\s*(?:;|#|$|`)"
+    rf"|^[ >]*(?:self\.)?(?P<grown>\w+)\s?=\s?torch\.(?:cat|concat|vstack|hstack)\(\s?[(\[]\s?(?:self\.)?(?P=grown)\s?,\s?{_MADE}\s?[)\]]"
+    rf"|^[ >]*(?:self\.)?\w+\s?\+=\s?\[\s?{_MADE}\s?\]\s*(?:;|#|$)",
+    re.MULTILINE,
+)  # fmt: skip
+"""A list, or one tensor that grows, of what a model makes, which is not moved off the card."""
+_LATER_BATCH = re.compile(
+    r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
+    r"|\bafter (?:about |around |~)?(?:[2-9]|[1-9]\d{1,6}) (?:batches|iterations|steps|samples|images|files|prompts)\b"
+    r"|\b(?:iteration|step|batch #|batch_idx)[ =:#]{0,6}(?:[2-9]|[1-9]\d{1,6})\b"
+    r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""A batch that is not the first."""
+_GROWS = re.compile(
+    r"(?<!cpu )(?<!host )(?<!system )(?<!disk )\b(?:memory|vram|usage|footprint|consumption|allocat\w+|nvidia-smi|gpu mem|it)\b[^\n.]{0,40}?"
+    r"\b(?:creep|grow|climb|increas|ris|accumulat|pil|go|went|leak)(?:e?s|ing|ed)?\b"
+    r"(?:[^\n.]{0,30}\b(?:up|slowly|steadily|constantly|continuously|each|every|over time|until|higher|bit by bit|little by little|MB|GB))",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that what is held only grows."""
+_DIES_LATE = re.compile(
+    r"\b(?:after|at|around|by|in|on|until|till|near|about|~)\s{0,2}(?:about |around |the |some |~ ?|roughly )?"
+    r"(?:(?:iteration|step|iter|batch|request|image|file|episode|update) ?#? ?~?(?:[2-9]\d|[1-9]\d{2,6})"
+    r"|(?:[2-9]\d|[1-9]\d{2,6}|\d{1,3}k|several|many|a few (?:hundred|thousand)|some (?:hundred|thousand)|hundreds of|thousands of) ?"
+    r"(?:iterations?|steps?|iters?|batches|requests?|images?|files?|episodes?|updates?|prompts?|messages|samples|queries|documents|pages|frames|clips)"
+    r"|(?:epoch ?#? ?(?:[2-9]|[1-9]\d)|(?:second|third|fourth|[2-9](?:nd|rd|th)) epoch|\d{1,3} epochs)"
+    r"|(?:\d{1,3}|a few|several|some) (?:hours?|hrs?|h|days?|minutes|min)\b)"
+    r"|\bnever at the (?:start|beginning)\b|\beventually\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_ONLY_LATER = re.compile(
+    r"\b(?:smaller|half|halv\w+|reduc\w+|lower\w*|less|bigger|larger|with|batch)\b[^\n.;]{0,60}?"
+    r"\b(?:(?:crash|die|fail|oom|stop|happen)\w* (?:at|on|around|after|only)? ?~?\d[\d,]{0,6} instead|(?:just |only )?(?:delays?|postpones?)"
+    r"|(?:crash|die|fail|oom|stop|happen)\w* (?:just |only )?(?:later|twice as late)|(?:always|just|only) later|lasts? (?:longer|twice))\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""The same with a smaller batch or a larger card, later."""
+_LENGTHS_VARY = re.compile(
+    r"\b(?:longest|dynamic(?:ally)? pad\w*|variable[- ](?:length|size)|var(?:ying|ies) lengths?|different lengths?|longer (?:samples?|sequences?|prompts?|inputs?|texts?)|bucket\w* by length)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
+def sums_losses(text: str) -> bool:
+    """Whether a script adds losses up over steps as tensors, with their graphs."""
+    for found in _LEAK.finditer(text):
+        before = text[: found.start()].split("\n")[-GRAPHLESS_WITHIN:]
+        of_one_step = re.search(rf"\b{re.escape(found[1])}\b[^\n]{{0,40}}\.backward\(", text)
+        if not of_one_step and not any(_WITHOUT_GRAPH.search(each) for each in before):
+            return True
+    return False
+
+
+def lists_losses(text: str) -> bool:
+    """Whether a script puts losses on a list as they are."""
+    return bool(_KEPT_LOSS.search(text))
+
+
+def keeps_outputs(text: str, *, several: bool) -> bool:
+    """Whether a script keeps what a model makes on the card from batch to batch, of which several ran.
+    ``several``: whether something else says so.
+    """
+    return bool(_KEPT_OUTPUT.search(text) and (several or _LATER_BATCH.search(text)))
+
+
+def growth_in_words(text: str) -> str:
+    """By which words people say that what is held only grows, and that the job died late of it, where they
+    say nothing of lengths that differ.
+    """
+    grows = _GROWS.search(text)
+    if grows is None or _LENGTHS_VARY.search(text):
+        return ""
+    return grows.group() if _ONLY_LATER.search(text) or _DIES_LATE.search(text) else ""
