@@ -210,7 +210,7 @@ def _of_new_regime(signs: Signs) -> Iterator[Cure]:
         yield SHORTER_SAMPLES
     if signs.resumed:
         yield from OF_PHASE["restore"]
-    if signs.thaws or (signs.changed_at is not None and signs.changed_at.thaws):
+    if signs.thaws or signs.thaws_said or (signs.changed_at is not None and signs.changed_at.thaws):
         yield FEWER_TRAINED
 
 
@@ -256,6 +256,7 @@ def _without_host(figures: Figures) -> Iterator[Cure]:
 
 ALLOC_CONF = {
     "CUDA": "PYTORCH_CUDA_ALLOC_CONF", "HIP": "PYTORCH_HIP_ALLOC_CONF", "XPU": "PYTORCH_ALLOC_CONF", "NPU": "PYTORCH_NPU_ALLOC_CONF",
+    "MLU": "PYTORCH_MLU_ALLOC_CONF", "MUSA": "PYTORCH_MUSA_ALLOC_CONF",
 }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ _WAKE = Frame("parameters", "model", "a sleeping server that takes its memory ba
 _PROBS = Frame(
     "temporaries", "loss/log_probs", "log-probabilities of every token, logits in full", "log_probs"
 )
-_EVALUATE = Frame("saved_activations", "model", "the evaluation, not a training step", "evaluate")
+EVALUATION_STEP = Frame("saved_activations", "model", "the evaluation, not a training step", "evaluate")
 CHECKPOINT_SAVE = Frame("parameters", "model", "the saving of a checkpoint", "save")
 _RESTORE = Frame("optimizer_states", "optimizer", "the loading of a checkpoint's states", "restore")
 CHECKPOINT = Frame(
@@ -64,13 +64,16 @@ _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, writte
 _TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2seq_lm", "idefics_causal_lm")
 """text-generation-inference's files of models (server/text_generation_server/models)."""
 RESTORES = (
+    "_load_zero_checkpoint",
+    "_restore_base_optimizer_state",
     "restore_optimizers",
     "load_optimizer_state",
     "load_optimizer_state_dict",
     "_load_optimizer_and_scheduler",
 )
 """Functions that put an optimizer's states back, which only a training that goes on does (lightning 2.5,
-pytorch/trainer/connectors/checkpoint_connector.py; transformers v4.57.1, trainer.py).
+pytorch/trainer/connectors/checkpoint_connector.py; transformers v4.57.1, trainer.py; microsoft/DeepSpeed
+022f223, runtime/engine.py and runtime/zero/stage_1_and_2.py).
 """
 SAVES = ("trainer._save_checkpoint", "model_checkpoint._save_checkpoint")
 """What saves a training behind a step of it (transformers v4.57.1, trainer.py; lightning 2.5,
@@ -119,7 +122,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), SERVER_STEP),
     **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), PROFILE),
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
-    **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
+    **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), EVALUATION_STEP),
     **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "full_state_dict", "save_pretrained",
                      "_unshard_fsdp_state_params", "_maybe_full_or_cpu_state_dict", "accelerator.save_state", *SHARDED_SAVES, *SAVES), CHECKPOINT_SAVE),
     **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint"), CHECKPOINT),

@@ -5,6 +5,7 @@ memory that only grows.
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 _SUM_NAMES = (
     r"(?=\w*(?:total|running|epoch|sum|cum|acc|train|avg|mean|all|history|log|val|test|dev))\w*loss\w*"
@@ -43,29 +44,43 @@ _KEPT_OUTPUT = re.compile(
     re.MULTILINE,
 )  # fmt: skip
 """A list, or one tensor that grows, of what a model makes, which is not moved off the card."""
+_OF_MODEL = re.compile(
+    r"^[ >]*(\w{1,40})(?:, ?\w{1,40}){0,2}\s?=\s?(?:self\.)?(?:\w{0,20}(?:model|net|backbone|encoder|decoder|extractor|clip|vit|resnet|bert|pipe|generator)\w{0,20})"
+    r"(?:\.(?:forward|encode|module|\w{0,20}features?))?\([^\n]{0,200}\)\s*(?:;|#|$)",
+    re.MULTILINE | re.IGNORECASE,
+)  # fmt: skip
+"""A name that a script gives to what a model makes, and nothing moved off the card."""
 _LATER_BATCH = re.compile(
     r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
     r"|\bafter (?:about |around |~)?(?:[2-9]|[1-9]\d{1,6}) (?:batches|iterations|steps|samples|images|files|prompts)\b"
-    r"|\b(?:iteration|step|batch #|batch_idx)[ =:#]{0,6}(?:[2-9]|[1-9]\d{1,6})\b"
+    r"|\b(?:iteration|step|batch #|batch_idx|(?:around|at|near|after|in|on|until) batch)[ =:#]{0,6}(?:[2-9]|[1-9]\d{1,6})\b"
     r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b",
     re.IGNORECASE,
 )  # fmt: skip
 """A batch that is not the first."""
 _GROWS = re.compile(
-    r"(?<!cpu )(?<!host )(?<!system )(?<!disk )\b(?:memory|vram|usage|footprint|consumption|allocat\w+|nvidia-smi|gpu mem|it)\b[^\n.]{0,40}?"
-    r"\b(?:creep|grow|climb|increas|ris|accumulat|pil|go|went|leak)(?:e?s|ing|ed)?\b"
-    r"(?:[^\n.]{0,30}\b(?:up|slowly|steadily|constantly|continuously|each|every|over time|until|higher|bit by bit|little by little|MB|GB))",
+    r"(?<!cpu )(?<!host )(?<!system )(?<!disk )\b(?:memory|vram|usage|footprint|consumption|allocat\w+|nvidia-smi|gpu(?: mem)?|it)\b[^\n.]{0,40}?"
+    r"(?:\b(?:creep|grow|climb|increas|ris|accumulat|leak)(?:e?s|ing|ed)?\b"
+    r"[^\n.]{0,30}\b(?:up|slowly|steadily|constantly|continuously|each|every|over time|until|higher|bit by bit|little by little|MB|GB)"
+    r"|\b(?:pil|go|went|fill)(?:e?s|ing|ed)?\b[^\n.]{0,12}\b(?:up|higher)\b[^\n.]{0,30}\b(?:slowly|steadily|each|every|over time|until|bit|little|with))"
+    r"|\b(?:slowly|steadily|gradually|constantly|continuously)\s(?:eat|fill|creep|grow|climb|increas|ris|us|tak|consum)\w{0,4}\b[^\n.]{0,30}\b(?:memory|vram|gpu|card)\b"
+    r"|\b(?:memory|vram|gpu|it)\b[^\n.]{0,30}\b(?:slowly|steadily|gradually|constantly|continuously)\b[^\n.]{0,12}\b(?:creep|grow|climb|increas|ris|go|fill)\w{0,4}\b"
+    r"|\b(?:starts?|begins?) (?:at|with) (?:about |around |~)?\d{1,3}(?:\.\d)? ?(?:GB|GiB|gigs?)\b[^\n]{0,80}\b(?:after|until|then|and)\b[^\n]{0,60}\b(?:gone|full|\d{2,3}(?:\.\d)? ?(?:GB|GiB|gigs?))\b"
+    r"|\bmemoria\b[^\n.]{0,40}\b(?:crece|aumenta|sube|cresce)\w{0,4}\b|\bSpeicher\w{0,20}\b[^\n.]{0,40}\b(?:wächst|steigt|läuft voll)\b"
+    r"|\bmémoire\b[^\n.]{0,40}\b(?:augmente|croît|grimpe|monte)\b|память[^\n.]{0,40}(?:раст[её]т|увелич)|(?:显存|顯存|内存)[^\n。]{0,20}(?:增长|上涨|增加|越来越|不断|慢慢|逐渐)"
+    r"|メモリ[^\n。]{0,20}(?:増え|増加|上が)|메모리[^\n.]{0,20}(?:증가|늘어)",
     re.IGNORECASE,
 )  # fmt: skip
-"""How people say that what is held only grows."""
+"""How people say, in several tongues, that what is held only grows."""
 _DIES_LATE = re.compile(
-    r"\b(?:after|at|around|by|in|on|until|till|near|about|~)\s{0,2}(?:about |around |the |some |~ ?|roughly )?"
+    r"\b(?:after|at|around|by|in|on|until|till|near|about|every|~)\s{0,2}(?:about |around |the |some |~ ?|roughly |exactly )?"
     r"(?:(?:iteration|step|iter|batch|request|image|file|episode|update) ?#? ?~?(?:[2-9]\d|[1-9]\d{2,6})"
     r"|(?:[2-9]\d|[1-9]\d{2,6}|\d{1,3}k|several|many|a few (?:hundred|thousand)|some (?:hundred|thousand)|hundreds of|thousands of) ?"
     r"(?:iterations?|steps?|iters?|batches|requests?|images?|files?|episodes?|updates?|prompts?|messages|samples|queries|documents|pages|frames|clips)"
     r"|(?:epoch ?#? ?(?:[2-9]|[1-9]\d)|(?:second|third|fourth|[2-9](?:nd|rd|th)) epoch|\d{1,3} epochs)"
     r"|(?:\d{1,3}|a few|several|some) (?:hours?|hrs?|h|days?|minutes|min)\b)"
-    r"|\bnever at the (?:start|beginning)\b|\beventually\b",
+    r"|\bnever at the (?:start|beginning)\b|\beventually\b"
+    r"|\b(?:iteración|iteração|itération|Iteration|Schritt|pas|шаге?|Epoche|época|époque) ?\d{2,6}\b|第 ?\d{2,6} ?(?:步|轮|个|次|ステップ)|\d{2,6} ?(?:步|轮|ステップ|iteraciones|Iterationen|Schritten|itérations|шагов|스텝)",
     re.IGNORECASE,
 )  # fmt: skip
 _ONLY_LATER = re.compile(
@@ -100,7 +115,20 @@ def keeps_outputs(text: str, *, several: bool) -> bool:
     """Whether a script keeps what a model makes on the card from batch to batch, of which several ran.
     ``several``: whether something else says so.
     """
-    return bool(_KEPT_OUTPUT.search(text) and (several or _LATER_BATCH.search(text)))
+    kept = _KEPT_OUTPUT.search(text) or _keeps_by_name(text)
+    return bool(kept and (several or _LATER_BATCH.search(text)))
+
+
+def _keeps_by_name(text: str) -> bool:
+    """The same by the name that the script gives to what the model makes."""
+    names = dict.fromkeys(found[1] for found in islice(_OF_MODEL.finditer(text), MOST_NAMES))
+    return any(
+        re.search(rf"^[ >]*(?:self\.)?\w+\.append\(\s?{re.escape(each)}(?:\.detach\(\))?\s?\)\s*(?:;|#|$)", text, re.MULTILINE)
+        for each in names
+    )  # fmt: skip
+
+
+MOST_NAMES = 32
 
 
 def growth_in_words(text: str) -> str:

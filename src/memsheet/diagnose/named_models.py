@@ -150,8 +150,21 @@ def _shapes_of(count: Mapping[str, int], *, fused: bool) -> Iterator[tuple[str, 
             yield "query, key and value projections as one", ((heads + 2 * groups) * size, width)
 
 
+_DISTILLED = re.compile(
+    r"(?<![\w/-])(?:deepseek[ -])?r1[ -]distill(?:ed)?[ -](qwen|llama)[ -]?(\d{1,2}(?:\.\d)?b)\b",
+    re.IGNORECASE,
+)
+"""Models of others' families that were trained of DeepSeek-R1."""
+
+
 def _spoken_names(text: str) -> Iterator[str]:
-    for said, *parts in dict.fromkeys(_SPOKEN.findall(text)):
+    for family, size in dict.fromkeys(_DISTILLED.findall(text)):
+        with suppress(InputError):
+            if match := bundled_match(
+                f"deepseek-ai/DeepSeek-R1-Distill-{family.capitalize()}-{size.upper()}"
+            ):
+                yield match.name
+    for said, *parts in dict.fromkeys(_SPOKEN.findall(_DISTILLED.sub("", text))):
         version, kind, size = (each.replace("_", ".") for each in parts)
         family = said.lower().replace("code-llama", "codellama")
         named = f"-{kind}-{size}" if kind else f"-{size}"

@@ -31,6 +31,7 @@ _RAN = re.compile(
 )
 """How people say that steps ran."""
 _THAWS = re.compile(r"\bun-?freez(?:ing|ed)\b|\bunfroze\b|\bthaw(?:ing|ed)\b", re.IGNORECASE)
+_THAWS_AT_ALL = re.compile(r"\bun-?fr[eo]+z\w*\b|\bthaw\w*\b", re.IGNORECASE)
 """What a run says that trains more from here on: its own words, no setting's name."""
 _COUNTED = r"(\d[\d,]{0,15}(?:\.\d{1,6})?)\s?([KMB]?)"
 _TRAINABLE = re.compile(
@@ -100,6 +101,26 @@ def thawing_words(log: Log, line: int) -> str:
         return ""
     earlier = "\n".join(before[: place + 1])
     return words if _LATER.search(earlier) or _TRAINED.search(earlier) else ""
+
+
+_THAW_SENTENCE = re.compile(
+    r"[^\n]{0,80}\b(?:un-?freez(?:e|ing|es)|unfroze|thaw(?:ed|ing)?)\b[^\n]{0,120}", re.IGNORECASE
+)
+_PLACE_OF_RUN = re.compile(
+    r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,30}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
+    re.IGNORECASE,
+)
+_SETTING = re.compile(r"\w_un-?fr[eo]+z|un-?fr[eo]+z\w*_\w|un-?fr[eo]+z\w*\s?[=(]", re.IGNORECASE)
+
+
+def thawing_said(text: str) -> str:
+    """By which words people say that a run which fitted trains more from some place on, and died there."""
+    for found in _THAW_SENTENCE.finditer(text):
+        said = found.group()
+        if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and _RAN_FINE.search(text):
+            words = _THAWS_AT_ALL.search(said)
+            return words.group() if words else ""
+    return ""
 
 
 _FRESH_FITS = re.compile(

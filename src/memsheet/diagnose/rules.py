@@ -51,12 +51,17 @@ from memsheet.diagnose.causes.phases import (
     phase_tells,
     phase_words,
     resumption_words,
+    said_training_words,
     wake_up_words,
     wakes_up,
 )
 from memsheet.diagnose.causes.shortages import (
     cached_covers,
+    evaluation_alone_dies,
     evaluation_shortage_words,
+    evaluation_words,
+    fills_its_card,
+    full_card_words,
     is_too_little,
     is_too_little_in_evaluation,
     is_too_little_in_server,
@@ -117,7 +122,10 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.LEAK, is_said_to_grow, said_growth_words),
     Rule(Cause.REAL_NEED, is_too_little_in_server, server_shortage_words, (Cause.ENGINE_OVERCOMMIT,)),
     Rule(Cause.REAL_NEED, is_too_little_later, later_shortage_words, (Cause.LEAK,)),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.thaws_said), said_training_words),
+    Rule(Cause.REGIME_CHANGE, evaluation_alone_dies, evaluation_words),
     Rule(Cause.REAL_NEED, is_too_little_in_evaluation, evaluation_shortage_words, (Cause.REGIME_CHANGE,)),
+    Rule(Cause.REAL_NEED, fills_its_card, full_card_words),
     Rule(Cause.REAL_NEED, is_too_little, shortage_words),
 )
 

@@ -12,6 +12,7 @@ from memsheet.diagnose.frames import (
     BEFORE_TRAINING,
     CHECKPOINT_SAVE,
     EVALUATION,
+    EVALUATION_STEP,
     FRAMES,
     GATHERED,
     GRAPH_CAPTURE,
@@ -38,6 +39,7 @@ from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
     fits_unless_resumed,
+    thawing_said,
     thawing_words,
     trained_before,
 )
@@ -134,6 +136,8 @@ class Signs:
     changed_at: Change | None = None
     thaws: str = ""
     """By which words the run said right before it died that it trains more from there on."""
+    thaws_said: str = ""
+    """By which words people say the same of a run whose steps had fitted."""
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
@@ -165,7 +169,10 @@ def read_signs(log: Log, line: int) -> Signs:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     made = frame_of_code(own)
-    if made and (named.frame in (None, SERVER_STEP, BACKWARD) or (named.frame is PROFILE and made is SCORES)):
+    if made and (
+        named.frame in (None, SERVER_STEP, BACKWARD, EVALUATION_STEP)
+        or (named.frame is PROFILE and made is SCORES)
+    ):
         named = replace(named, frame=made)
     if named.frame is None and (_loads_shards(log, line) or (own is window and _says_it_loads(log, line))):
         named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
@@ -192,7 +199,7 @@ def read_signs(log: Log, line: int) -> Signs:
         expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=sums_losses(text), grows_said=growth_in_words(text),
         outsized=step_lines.outsized_step(log, line), keeps_outputs=keeps_outputs(text, several=bool(growth)), resumed=fits_unless_resumed(text),
         keeps_losses=lists_losses(text) and bool(step_lines.peak_growth(log)),
-        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 

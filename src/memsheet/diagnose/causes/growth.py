@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.diagnose.causes.shortages import cached_covers, short_bytes
+from memsheet.diagnose.causes.shortages import short_bytes
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import (
     Interval,
@@ -23,9 +23,9 @@ def memory_grows(of: Figures, signs: Signs) -> bool | None:
     return bool(held) and not _may_be_pieces(of, held)
 
 
-def is_said_to_grow(of: Figures, signs: Signs) -> bool | None:
-    """People say so, and that the job died late of it, and the card is full of tensors."""
-    return bool(signs.grows_said) and cached_covers(of) is not True
+def is_said_to_grow(_: Figures, signs: Signs) -> bool | None:
+    """People say so, and that the job died late of it."""
+    return bool(signs.grows_said)
 
 
 def said_growth_words(of: Figures, signs: Signs) -> str:

@@ -56,6 +56,26 @@ def is_too_little(of: Figures, _: Signs) -> bool | None:
     return None if covered is None else not covered
 
 
+def fills_its_card(of: Figures, _: Signs) -> bool:
+    """Of a message that does not say what is free: tensors alone take all of the card but a twentieth, and
+    what is kept beside them is less than what is asked for and no such part of it either.
+    """
+    if of.free_is_said or None in (of.allocated, of.capacity, of.unallocated):
+        return False
+    part = of.capacity.times(1, 20)  # type: ignore[union-attr]
+    full = at_least(of.allocated + part, of.capacity) is True  # type: ignore[operator, arg-type]
+    trifle = at_least(of.unallocated, part) is False and at_least(of.unallocated, of.asked) is False  # type: ignore[arg-type]
+    return full and trifle
+
+
+def full_card_words(of: Figures, _: Signs) -> str:
+    return (
+        f"tensors take {size_words(of.allocated or NOTHING)} of the card's {size_words(of.capacity or NOTHING)}, and what is kept "
+        f"beside them is {size_words(of.unallocated or NOTHING)}, less than the {size_words(of.asked)} asked for: the card is full; "
+        "what was free the message does not say"
+    )  # fmt: skip
+
+
 _CACHE_SET = re.compile(
     r"\bgpu[_-]memory[_-]utilization\b|\bmem[_-]fraction[_-]static\b|\bcache[_-]max[_-]entry[_-]count\b"
     r"|free_gpu_memory_fraction\b|\bcache_size\b[\"']?\s{0,3}[:=]?\s{0,3}\d{4,7}\b"
@@ -85,10 +105,18 @@ _GROWS_SAID = re.compile(
 
 _EVALUATION_SAID = re.compile(
     r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
-    r"|\b(?:validation|evaluation|eval)\b (?:loop |step |pass |phase )?(?:always |then |still )?(?:die|crash|fail|oom)",
+    r"|\b(?:validation|evaluation|eval)\b (?:loop |step |pass |phase )?(?:always |then |still )?(?:die|crash|fail|oom)"
+    r"|\b(?:validation|evaluation|eval)\b[^\n.]{0,20}?\b(?:start|begin|run|kick)\w{0,5}\b[^\n.]{0,40}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
+    r"|\b(?:first|1st|initial) (?:validation|evaluation|eval)\b[^\n.]{0,40}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
+    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
+_TRAINS_SAID = re.compile(
+    r"\btrain(?:s|ing|ed|ing loop)?\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b",
+    re.IGNORECASE,
+)
+"""How they say that its steps fit."""
 
 
 def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
@@ -99,6 +127,18 @@ def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
 def is_too_little_in_evaluation(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it died in an evaluation."""
     return is_too_little(of, signs) if not signs.phase and _EVALUATION_SAID.search(signs.text) else False
+
+
+def evaluation_alone_dies(of: Figures, signs: Signs) -> bool | None:
+    """The same where they say besides that the steps of the training fit."""
+    return is_too_little_in_evaluation(of, signs) if _TRAINS_SAID.search(signs.text) else False
+
+
+def evaluation_words(of: Figures, _: Signs) -> str:
+    return (
+        f"the training's steps are said to fit, and its evaluation to die: {size_words(of.asked)} were asked for there, "
+        "more than what the steps leave"
+    )  # fmt: skip
 
 
 def sum_words(of: Figures) -> str:

@@ -266,7 +266,12 @@ _REMOTE = (
     "this rank only says that another one is gone, or that the network between them failed: what that one died of, "
     "memory or not, stands in its own log"
 )  # fmt: skip
+_LAUNCHED = (
+    "the launcher only says that one of its processes ended with an error: what it died of, memory or not, stands in "
+    "that process's own traceback, which is not in this text"
+)  # fmt: skip
 ECHOES = (
+    ("traceback:Toenabletracebacksee:", _LAUNCHED),
     ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
     ("EngineCorefailedtostart.Seerootcauseabove", _ENGINE),
     ("Enginecoreinitializationfailed.Seerootcauseabove", _ENGINE),
@@ -276,10 +281,11 @@ ECHOES = (
     ("ncclRemoteError:", _REMOTE),
 )
 """What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py and utils.py,
-wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h, ncclRemoteError).
+wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h, ncclRemoteError; torch/distributed/
+elastic/multiprocessing/errors/__init__.py, get_first_failure and format_msg).
 """
 _OTHER_ERROR = re.compile(
-    r"(?!RuntimeError: Engine)(?:\w{1,40}\.){0,8}(?!(?:Async)?EngineDead|EOFError)\w{1,60}(?:Error|Exception)\b: ?\S"
+    r"(?!RuntimeError: Engine)(?:\w{1,40}\.){0,8}(?!(?:Async)?EngineDead|EOFError|ChildFailed)\w{1,60}(?:Error|Exception)(?:: |$)"
 )
 
 
@@ -288,7 +294,7 @@ def echo_words(log: Log) -> str:
     the same log.
     """
     said = next((words for sign, words in ECHOES if sign in log.squeezed), "")
-    told = said is _ENGINE and any(_OTHER_ERROR.match(each) for each in log.lines)
+    told = said in (_ENGINE, _LAUNCHED) and any(_OTHER_ERROR.match(each) for each in log.lines)
     return "" if told else said
 
 

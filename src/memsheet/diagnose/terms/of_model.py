@@ -293,7 +293,7 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
         else LAYER
     )
     likely_frames = (None, BACKWARD, told, *(() if writes_scores(signs.code) else (SCORES,)))
-    rank = BOTH_KNOWN if frame in likely_frames else BOTH_KNOWN - 1
+    rank = BOTH_KNOWN if frame in likely_frames else BOTH_KNOWN - 1 - (unsaid and frame is SCORES)
     widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     its = ", or its gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
     found: dict[tuple[str, int, int], Sized] = {}

@@ -18,7 +18,7 @@ _VOCAB = re.compile(
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
     r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
-    r"|n_ctx|block_?size|block(?= (?:is|of|=) )|model_max_length|seq|(?:max_)?(?:input|source|target|sequence)[_ ]?len(?:gth)?"
+    r"|n_ctx|block_?size|block(?= (?:is|of|=) )|(?:source|target|ctx)(?=[ =:]{1,2}\d{3,6}\b)|model_max_length|seq|(?:max_)?(?:input|source|target|sequence)[_ ]?len(?:gth)?"
     r"|(?:sequences?|prompts?|contexts?|inputs?|length) of|"
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
@@ -41,7 +41,7 @@ _BATCH = re.compile(
 _BEAMS = re.compile(r"\b(?:generation_)?num_beams[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,2})\b")
 """Beams of each sequence, which are rows of a batch (transformers v4.57.1, generation/utils.py)."""
 _COUNTED_LENGTH = re.compile(
-    r"(?<![\w.,=])(\d[\d,_]{1,9})[ -](?:tokens?|patches|frames|positions)\b"
+    r"(?<![\w.,=])(\d[\d,_]{1,9})[ -](?:tokens?|patches|frames|positions|ctx|context)\b"
     r"(?!\s?[/=:]|\s{1,2}(?:per|a|each|in|of|were|was|have|had|so far|seen|processed)\b|[ -]\w{0,10}/s)",
     re.IGNORECASE,
 )
@@ -74,6 +74,7 @@ _BARE_PRODUCT = re.compile(
 )
 """The same without a word, where the second is a length as they are usually chosen."""
 LENGTHS_STEP = 256
+_EVALUATION_SAID = re.compile(r"eval_batch|Batch size = \d")
 OF_TRANSFORMERS, USUAL_EVALUATION = ("Trainer", "TRL", "LLaMA-Factory", "unsloth"), 8
 """Programs whose options are the Trainer's, and sequences of a batch of its evaluation."""
 _PROMPTS = re.compile(
@@ -154,7 +155,11 @@ def axes_of_evaluation(axes: Axes, signs: Signs) -> Axes:
     """The same with the batch that an evaluation has where none is said (transformers v4.57.1,
     training_args.py, per_device_eval_batch_size).
     """
-    usual = signs.task == EVALUATION and signs.trainer in OF_TRANSFORMERS and "eval_batch" not in signs.text
+    usual = (
+        signs.task == EVALUATION
+        and signs.trainer in OF_TRANSFORMERS
+        and not _EVALUATION_SAID.search(signs.text)
+    )
     return axes._replace(batches=(*axes.batches, USUAL_EVALUATION)) if usual else axes
 
 
