@@ -18,7 +18,7 @@ from memsheet.diagnose.message import Term
 from memsheet.diagnose.model_tensors import has_scans
 from memsheet.diagnose.signs import Signs
 from memsheet.diagnose.terms.logits import logits_terms, predictions_terms
-from memsheet.diagnose.terms.of_model import WEIGHT, model_terms
+from memsheet.diagnose.terms.of_model import EITHER, WEIGHT, model_terms
 from memsheet.diagnose.terms.scores import scores_terms
 from memsheet.diagnose.terms.text_axes import axes_of_evaluation, axes_with_text
 from memsheet.frozen import replace
@@ -71,7 +71,8 @@ def tensor_of(asked: Interval, signs: Signs, known: Axes) -> Term | None:
         return _term_of_sheet(fits, products[0] if len(products) == 1 and best[0].rank[1] == 2 else None)
     in_step = signs.frame is None and not signs.code and axes.tokens
     equals = sorted(
-        (each.term for each in best), key=lambda each: (not each.exact, bool(in_step) and each.component == WEIGHT.component)
+        (each.term for each in best),
+        key=lambda each: (not each.exact, EITHER in each.shape, bool(in_step) and each.component == WEIGHT.component),
     )  # fmt: skip
     if len(equals) == 1 and signs.frame in (None, BACKWARD) and has_scans(signs.text):
         return replace(equals[0], exact=False)  # whose loops make tensors of many more sizes

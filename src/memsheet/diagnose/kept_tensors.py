@@ -61,7 +61,7 @@ _LATER_BATCH = re.compile(
 _GROWS = re.compile(
     r"(?<!cpu )(?<!host )(?<!system )(?<!disk )\b(?:memory|vram|usage|footprint|consumption|allocat\w+|nvidia-smi|gpu(?: mem)?|it)\b[^\n.]{0,40}?"
     r"(?:\b(?:creep|grow|climb|increas|ris|accumulat|leak)(?:e?s|ing|ed)?\b"
-    r"[^\n.]{0,30}\b(?:up|slowly|steadily|constantly|continuously|each|every|over time|until|higher|bit by bit|little by little|MB|GB)"
+    r"[^\n.]{0,60}\b(?:up|slowly|steadily|linearly|constantly|continuously|each|every|over time|until|higher|bit by bit|little by little|MB|GB)"
     r"|\b(?:pil|go|went|fill)(?:e?s|ing|ed)?\b[^\n.]{0,12}\b(?:up|higher)\b[^\n.]{0,30}\b(?:slowly|steadily|each|every|over time|until|bit|little|with))"
     r"|\b(?:slowly|steadily|gradually|constantly|continuously)\s(?:eat|fill|creep|grow|climb|increas|ris|us|tak|consum)\w{0,4}\b[^\n.]{0,30}\b(?:memory|vram|gpu|card)\b"
     r"|\b(?:memory|vram|gpu|it)\b[^\n.]{0,30}\b(?:slowly|steadily|gradually|constantly|continuously)\b[^\n.]{0,12}\b(?:creep|grow|climb|increas|ris|go|fill)\w{0,4}\b"

@@ -125,7 +125,7 @@ def thawing_said(text: str) -> str:
 
 _FRESH_FITS = re.compile(
     r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|a checkpoint))\b"
-    r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?)\b",
+    r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?|(?:left over|to spare|left|free))\b",
     re.IGNORECASE,
 )  # fmt: skip
 _RESUMES = re.compile(
@@ -135,8 +135,8 @@ _RESUMES = re.compile(
 
 
 _RAN_FINE = re.compile(
-    r"\b(?:train(?:ed|ing|s)?|ran|run(?:s|ning)?|steps?|epochs?|hours?|\d+ ?h|days?|iterations?|was|were|before)\b[^\n.;]{0,50}?"
-    r"\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|oom|issues?)|perfect(?:ly)?|good|well|smooth(?:ly)?|happily)\b"
+    r"\b(?:train(?:ed|ing|s)?|ran|run(?:s|ning)?|phase|stage|first|steps?|epochs?|hours?|\d+ ?h|days?|iterations?|was|were|before)\b[^\n.;]{0,50}?"
+    r"\b(?:fine|ok(?:ay)?|no problems?|(?:without|w/o) (?:a |any )?(?:problems?|oom|issues?)|perfect(?:ly)?|good|well|smooth(?:ly)?|happily)\b"
     r"|\b(?:fine|ok(?:ay)?|no problems?|perfect(?:ly)?|good|well|smooth(?:ly)?|happily)\b[^\n.;]{0,20}? (?:for|until|till|during|over) [^\n.;]{0,20}?\b(?:\d[\d,.k]*|hours?|days?|steps?|epochs?)\b",
     re.IGNORECASE,
 )  # fmt: skip

@@ -125,8 +125,8 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.thaws_said), said_training_words),
     Rule(Cause.REGIME_CHANGE, evaluation_alone_dies, evaluation_words),
     Rule(Cause.REAL_NEED, is_too_little_in_evaluation, evaluation_shortage_words, (Cause.REGIME_CHANGE,)),
-    Rule(Cause.REAL_NEED, fills_its_card, full_card_words),
     Rule(Cause.REAL_NEED, is_too_little, shortage_words),
+    Rule(Cause.REAL_NEED, fills_its_card, full_card_words),
 )
 
 

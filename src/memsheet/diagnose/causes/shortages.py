@@ -57,23 +57,27 @@ def is_too_little(of: Figures, _: Signs) -> bool | None:
 
 
 def fills_its_card(of: Figures, _: Signs) -> bool:
-    """Of a message that does not say what is free: tensors alone take all of the card but a twentieth, and
-    what is kept beside them is less than what is asked for and no such part of it either.
+    """What is free and kept is a fiftieth of the card together, or less: tensors fill it, whatever pieces the
+    rest lies in. Of a message that does not say what is free: tensors alone take all but a twentieth, and what
+    is kept beside them is less than what is asked for.
     """
-    if of.free_is_said or None in (of.allocated, of.capacity, of.unallocated):
+    if None in (of.allocated, of.capacity, of.unallocated, of.free):
         return False
-    part = of.capacity.times(1, 20)  # type: ignore[union-attr]
-    full = at_least(of.allocated + part, of.capacity) is True  # type: ignore[operator, arg-type]
-    trifle = at_least(of.unallocated, part) is False and at_least(of.unallocated, of.asked) is False  # type: ignore[arg-type]
-    return full and trifle
+    kept, card = of.unallocated or NOTHING, of.capacity or NOTHING
+    if of.free_is_said:
+        return at_least((of.free or NOTHING) + kept, card.times(1, 50)) is False
+    part = card.times(1, 20)
+    full = at_least((of.allocated or NOTHING) + part, card) is True
+    return full and at_least(kept, part) is False and at_least(kept, of.asked) is False
 
 
 def full_card_words(of: Figures, _: Signs) -> str:
-    return (
-        f"tensors take {size_words(of.allocated or NOTHING)} of the card's {size_words(of.capacity or NOTHING)}, and what is kept "
-        f"beside them is {size_words(of.unallocated or NOTHING)}, less than the {size_words(of.asked)} asked for: the card is full; "
-        "what was free the message does not say"
+    left = (
+        f"{sum_words(of)}, less than a fiftieth of the card's {size_words(of.capacity or NOTHING)}" if of.free_is_said
+        else f"tensors take {size_words(of.allocated or NOTHING)} of the card's {size_words(of.capacity or NOTHING)}, what is kept beside "
+        f"them is {size_words(of.unallocated or NOTHING)}, and what was free is not said"
     )  # fmt: skip
+    return f"{left}: the card is full, and {size_words(of.asked)} more were asked for"
 
 
 _CACHE_SET = re.compile(
@@ -105,7 +109,7 @@ _GROWS_SAID = re.compile(
 
 _EVALUATION_SAID = re.compile(
     r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
-    r"|\b(?:validation|evaluation|eval)\b (?:loop |step |pass |phase )?(?:always |then |still )?(?:die|crash|fail|oom)"
+    r"|\b(?:validation|evaluation|eval)\b(?: (?:loop|step|pass|phase))?[:,]? (?:always |then |still )?(?:die|crash|fail|oom|out of memory)"
     r"|\b(?:validation|evaluation|eval)\b[^\n.]{0,20}?\b(?:start|begin|run|kick)\w{0,5}\b[^\n.]{0,40}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
     r"|\b(?:first|1st|initial) (?:validation|evaluation|eval)\b[^\n.]{0,40}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
     r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+",

@@ -53,6 +53,7 @@ _ROW = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """A numbered step and a figure, and nothing else."""
+_UNIT_IN_HEAD = re.compile(r"[(\[ ,_]([GM]i?B)\b", re.IGNORECASE)
 _PEAK = re.compile(
     rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?{_SIZE}",
     re.IGNORECASE,
@@ -109,6 +110,44 @@ def _counts_between(lines: Sequence[str]) -> list[int]:
     return []
 
 
+_PAIR = re.compile(
+    rf"(?<![A-Za-z])(?:after\s)?{_UNITS}\s?#?\s?(?P<count>\d[\d,]{{0,8}})\b[^\n\d;.]{{1,24}}?(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    re.IGNORECASE,
+)
+"""A count and a figure, of which a sentence holds several."""
+
+
+def _pairs_of_sentences(log: Log) -> Iterator[tuple[Interval, ...]]:
+    """Figures that one line says of several counts, each larger than the one before it, and of no peak."""
+    for line in log.lines:
+        found = [] if _PEAKS.search(line) else list(_PAIR.finditer(line))
+        counts = [int(each["count"].replace(",", "")) for each in found]
+        if len(found) > ENOUGH and all(one < other for one, other in itertools.pairwise(counts)):
+            yield tuple(size for each in found if (size := printed_bytes(each["size"], each["unit"])))
+
+
+def _rows_of_table(lines: Sequence[str], columns: int) -> Iterator[list[str]]:
+    """Cells of a table's rows, until a line that has other columns."""
+    for line in lines:
+        cells = [each.strip() for each in line.split("|")]
+        if len(cells) != columns:
+            return
+        yield cells
+
+
+def _columns_of_tables(log: Log) -> Iterator[tuple[Interval, ...]]:
+    """A column of a table whose first one counts, under a heading that says that it is what is allocated."""
+    for place, line in enumerate(log.lines):
+        heads = [each.strip() for each in line.split("|")]
+        column = next((n for n, head in enumerate(heads) if "lloc" in head and not _PEAKS.search(head)), 0)
+        unit = _UNIT_IN_HEAD.search(heads[column])
+        if not column or not unit or not _OF_COUNTS.search(heads[0]):
+            continue
+        rows = _rows_of_table(log.lines[place + 1 :], len(heads))
+        figures = (row[column] for row in rows if row[0].isdigit())
+        yield tuple(size for each in figures if (size := printed_bytes(each.replace(",", ""), unit[1])))
+
+
 def allocated_growth(log: Log) -> tuple[Interval, ...]:
     """What a script's own lines say is allocated from step to step, where it only grew."""
     lines = [_PEAKS.sub("peak", line) for line in log.lines if "lloc" in line]
@@ -116,7 +155,8 @@ def allocated_growth(log: Log) -> tuple[Interval, ...]:
     sizes = _sizes_in(sized, _ALLOCATED)
     counted = (_COUNTED.search(line) for line in lines)
     exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
-    listed = (steady_growth(list(sizes)) for sizes in _lists_of_sizes(log))
+    told = itertools.chain(_lists_of_sizes(log), _columns_of_tables(log), _pairs_of_sentences(log))
+    listed = (steady_growth(list(sizes)) for sizes in told)
     return steady_growth(sizes, sized) or steady_growth(exact) or next((each for each in listed if each), ())
 
 

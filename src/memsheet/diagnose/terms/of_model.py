@@ -60,6 +60,8 @@ _MADE_OF_TOKENS = re.compile(
     r"|intermediate_cache"
 )
 """What a line of code calls what is made of tokens."""
+EITHER = " or "
+"""What stands between two shapes of which tokens are not said."""
 HALVES = "or in 16 bits of twice as many (how many sequences there are is not said)"
 _DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
 """Bits in which weights are loaded, where a text says it."""
@@ -306,7 +308,7 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
             if unsaid and unit == "tokens":
                 sure = False
                 if width == 2 and len(widths) > 1 and count % 2 == 0:
-                    twin = f" or [{', '.join(map(str, (count // 2, *of_token.axes)))}] fp32"
+                    twin = f"{EITHER}[{', '.join(map(str, (count // 2, *of_token.axes)))}] fp32"
                     either = f", or as many bytes in fp32 of {count // 2:,}"
             made = Sized(
                 told.component, told.path, (count, *of_token.axes), width, dtype,

@@ -11,20 +11,24 @@ from memsheet.diagnose.model_tensors import heads_of_models
 from memsheet.diagnose.named_models import model_axes
 from memsheet.diagnose.signs import Signs
 
+_COUNTED_WORDS = re.compile(
+    r"(?<![\w.])(\d[\d,]{2,7}\d)[ -](?:word |token |entry )?(?:vocab\w*|tokenizer)\b", re.IGNORECASE
+)
+"""Words of a vocabulary as people write of them."""
 _VOCAB = re.compile(
-    r"\b(?:padded_)?(?:vocab_size|n_vocab|vocab)[\"']?(?:/TP)?\s{0,3}[:=]?\s{0,3}(\d[\d,_]{2,9})\b",
+    r"\b(?:padded_)?(?:vocab_size|n_vocab|vocab(?:ulary)?(?: size)?)[\"']?(?:/TP)?\s{0,3}[:=]?\s{0,3}(?:(?:of|is|padded to)\s)?(\d[\d,_]{2,9})\b",
     re.IGNORECASE,
 )
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
     r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
-    r"|n_ctx|block_?size|block(?= (?:is|of|=) )|(?:source|target|ctx)(?=[ =:]{1,2}\d{3,6}\b)|model_max_length|seq|(?:max_)?(?:input|source|target|sequence)[_ ]?len(?:gth)?"
+    r"|n_ctx|block_?size|block(?= (?:is|of|=) )|(?:source|target|ctx|len)(?=[ =:]{1,2}\d{3,6}\b)|model_max_length|seq|(?:max_)?(?:input|source|target|sequence)[_ ]?len(?:gth)?"
     r"|(?:sequences?|prompts?|contexts?|inputs?|length) of|"
     r"max_(?:completion|response|new)_(?:length|tokens)|"
     r"max_?tokens(?:_?per_?gpu)?|(?:ppo_|log_prob_)?max_token_len(?:_per_gpu)?"
     r"|max_?num_?batched_?tokens|chunked_prefill_size|max_num_seqs|max_running_requests|num_seqs"
     r"|max_(?:batch_)?(?:prefill|input|total)_(?:tokens|len(?:gth)?)"
-    r"|(?:padded|truncated|packed) to"
+    r"|(?<!vocab )(?:padded|truncated|packed) to"
     r"|source_?len|frames|length|"
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}(?:(?:is|of|was)\s(?:only\s)?)?"
     r"(\d[\d,_]{0,9})\b",
@@ -42,7 +46,7 @@ _BEAMS = re.compile(r"\b(?:generation_)?num_beams[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,
 """Beams of each sequence, which are rows of a batch (transformers v4.57.1, generation/utils.py)."""
 _COUNTED_LENGTH = re.compile(
     r"(?<![\w.,=])(\d[\d,_]{1,9})[ -](?:tokens?|patches|frames|positions|ctx|context)\b"
-    r"(?!\s?[/=:]|\s{1,2}(?:per|a|each|in|of|were|was|have|had|so far|seen|processed)\b|[ -]\w{0,10}/s)",
+    r"(?!\s?[/=:]|\s{1,2}(?:per|a|each(?=\s\w)|in|of|were|was|have|had|so far|seen|processed)\b|[ -]\w{0,10}/s)",
     re.IGNORECASE,
 )
 """A length as people write of it; not a rate, nor what a run has seen."""
@@ -61,7 +65,7 @@ _INPUTS = re.compile(r"\b(?:input_?ids|labels|targets)\b[^\n\[]{0,40}\[(\d{1,5})
 """Sequences and their length, as a tensor's shape is printed."""
 _BATCH_BY_LENGTH = re.compile(
     r"\b(?:micro-?)?(?:batch(?:[ _]size)?|bsz?|mbs)[ =:]{0,3}(\d{1,4})\s{0,2}(?:[x×*@]|, ?(?=\d{3,6}[)\n]))\s{0,2}(\d{3,6})\b"
-    r"(?!\s?(?:[x×.]|steps|epochs|px|pixels))",
+    r"(?!\s?(?:[x×]|\.\d|steps|epochs|px|pixels))",
     re.IGNORECASE,
 )  # fmt: skip
 """The same as people write of it."""
@@ -126,7 +130,9 @@ def axes_with_text(known: Axes, text: str) -> Axes:
     """What is known, and what a text says beside it."""
     flags = flags_as_names(text)
     lengths = (*known.lengths, *numbers_in_text(_LENGTH, flags), *numbers_in_text(_COUNTED_LENGTH, text))
-    said = tuple(n for n in numbers_in_text(_VOCAB, flags) if n >= 256)
+    said = tuple(
+        n for n in (*numbers_in_text(_VOCAB, flags), *numbers_in_text(_COUNTED_WORDS, text)) if n >= 256
+    )
     rows, heads = model_axes(text) if not (known.vocabularies and known.heads) else ((), ())
     said_shapes = (*_INPUTS.findall(text), *_BATCH_BY_LENGTH.findall(text), *_BY_LETTERS.findall(text))
     shapes = [(int(batch), int(length)) for batch, length in said_shapes or _bare_products(text)][:4]
