@@ -23,7 +23,7 @@ IN_16_BITS = re.compile(
     r"(?<![a-z0-9])(?<!\bno )(?<!\bnot )(?<!\bwithout )(?<!\binstead of )(?<!\bno_)b?f(?:p|loat)?16(?![a-z0-9])(?!\s(?:is |was )?(?:off|disabled)\b)(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|null|none|no|0)\b)"
     r"|\b(?:pretrain|finetune)_recipe\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """What says that a job computes in 16 bits; NeMo's recipes do unless told otherwise (nemo/collections/llm/
 recipes/llama3_8b.py, bf16_mixed).
 """

@@ -35,7 +35,7 @@ _MADE = (
     r"(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?|feat(?:ure)?s?|emb(?:edding)?s?"
     r"|attn|attention_maps?|activations?|model\([^\n]{0,80}\))"
     r"(?:\.(?:logits|hidden_states|last_hidden_state|pooler_output|attentions))?(?:\[[^\]\n]{0,20}\])?(?:\.(?:detach|clone)\(\)){0,2}"
-)
+)  # fmt: skip
 _KEPT_OUTPUT = re.compile(
     rf"(?:^[ >]*|`)(?:self\.)?(\w+)(?:\[[^\]\n]{{0,40}}\])?\.(?:append|extend)\(\s{{0,3}}(?:[({{\[]\s{{0,3}}(?:[\"']\w{{1,20}}[\"']\s?:\s?)?)?"
     rf"(?:self\.)?{_MADE}\s{{0,3}}(?:,[^\n()]{{0,60}})?[)}}\]]?\s{{0,3}}\)\s*(?:;|#|$|`)"
@@ -46,7 +46,7 @@ _KEPT_OUTPUT = re.compile(
 """A list, or one tensor that grows, of what a model makes, which is not moved off the card."""
 _OF_MODEL = re.compile(
     r"^[ >]*(\w{1,40})(?:, ?\w{1,40}){0,2}\s?=\s?(?:self\.)?(?:\w{0,20}(?:model|net|backbone|encoder|decoder|extractor|clip|vit|resnet|bert|pipe|generator)\w{0,20})"
-    r"(?:\.(?:forward|encode|module|\w{0,20}features?))?\([^\n]{0,200}\)\s*(?:;|#|$)",
+    r"(?:\.(?:forward|encode|module|\w{0,20}features?))?\((?![^\n]*\)\.(?:cpu|numpy|item|tolist|to)\()[^\n]{0,200}\)\s*(?:;|#|$)",
     re.MULTILINE | re.IGNORECASE,
 )  # fmt: skip
 """A name that a script gives to what a model makes, and nothing moved off the card."""

@@ -109,7 +109,7 @@ _THAW_SENTENCE = re.compile(
 _PLACE_OF_RUN = re.compile(
     r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,30}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _SETTING = re.compile(r"\w_un-?fr[eo]+z|un-?fr[eo]+z\w*_\w|un-?fr[eo]+z\w*\s?[=(]", re.IGNORECASE)
 
 
@@ -149,7 +149,7 @@ _DIES_RESUMED = re.compile(
 _TRAINS_ON = re.compile(
     r"\bresum\w+[^\n.;]{0,40}?\b(?:and|then|it)\b[^\n.;]{0,20}?\b(?:trains?|runs?|works?|goes)\b[^\n.;]{0,20}?\b(?:fine|ok|for|until)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """The same of one that trains on for a while."""
 
 

@@ -57,9 +57,9 @@ def is_too_little(of: Figures, _: Signs) -> bool | None:
 
 
 def fills_its_card(of: Figures, _: Signs) -> bool:
-    """What is free and kept is a fiftieth of the card together, or less: tensors fill it, whatever pieces the
-    rest lies in. Of a message that does not say what is free: tensors alone take all but a twentieth, and what
-    is kept beside them is less than what is asked for.
+    """What is free and kept is a fiftieth of the card together, or less: tensors fill it, whatever pieces
+    the rest lies in. Of a message that does not say what is free: tensors alone take all but a twentieth, and
+    what is kept beside them is less than what is asked for.
     """
     if None in (of.allocated, of.capacity, of.unallocated, of.free):
         return False
@@ -97,7 +97,7 @@ def is_too_little_in_server(of: Figures, signs: Signs) -> bool | None:
 
 
 _GROWS_SAID = re.compile(
-    r"\b(?:memory|vram|usage|it)\b[^\n.]{0,30}?\b(?:creep|grow|climb|increas|ris|accumulat|pil)(?:e?s|ing|ed)?\b(?:[^\n.]{0,20}\b(?:up|slowly|steadily|each|every|over time|until))"
+    r"(?<!cpu )(?<!host )(?<!system )\b(?:memory|vram|usage|it)\b[^\n.]{0,30}?\b(?:creep|grow|climb|increas|ris|accumulat|pil)(?:e?s|ing|ed)?\b(?:[^\n.]{0,20}\b(?:up|slowly|steadily|each|every|over time|until))"
     r"|\b(?:second|2nd|third|3rd|next) (?:time|call|run)\b[^\n]{0,60}\b(?:die|crash|fail|oom|run out|out of memory)"
     r"|\bfirst (?:time|call|run|cell)\b[^\n.]{0,30}\b(?:work|fine|ok|run)[^\n]{0,60}\b(?:second|2nd|again|next)\b"
     r"|\btrial 0\b[^\n]{0,80}\btrial [1-9]\d{0,2}\b[^\n.]{0,30}\b(?:die|crash|fail|oom)"
@@ -119,7 +119,7 @@ _EVALUATION_SAID = re.compile(
 _TRAINS_SAID = re.compile(
     r"\btrain(?:s|ing|ed|ing loop)?\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """How they say that its steps fit."""
 
 

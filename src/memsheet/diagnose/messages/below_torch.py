@@ -281,12 +281,12 @@ ECHOES = (
     ("ncclRemoteError:", _REMOTE),
 )
 """What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py and utils.py,
-wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h, ncclRemoteError; torch/distributed/
-elastic/multiprocessing/errors/__init__.py, get_first_failure and format_msg).
+wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h,
+ncclRemoteError; torch/distributed/elastic/multiprocessing/errors/__init__.py, format_msg).
 """
 _OTHER_ERROR = re.compile(
     r"(?!RuntimeError: Engine)(?:\w{1,40}\.){0,8}(?!(?:Async)?EngineDead|EOFError|ChildFailed)\w{1,60}(?:Error|Exception)(?:: |$)"
-)
+)  # fmt: skip
 
 
 def echo_words(log: Log) -> str:

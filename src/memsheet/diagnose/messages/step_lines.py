@@ -113,7 +113,7 @@ def _counts_between(lines: Sequence[str]) -> list[int]:
 _PAIR = re.compile(
     rf"(?<![A-Za-z])(?:after\s)?{_UNITS}\s?#?\s?(?P<count>\d[\d,]{{0,8}})\b[^\n\d;.]{{1,24}}?(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """A count and a figure, of which a sentence holds several."""
 
 

@@ -1,4 +1,4 @@
-"""A requested size → logits: tokens × vocabulary, whole or a rank's share, of one pass or of an evaluation."""
+"""A requested size → logits: tokens × vocabulary, whole or a rank's share, of a pass or an evaluation."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from memsheet.diagnose.candidates import (
     raises,
     rows_of,
 )
+from memsheet.diagnose.figures import PAGE
 from memsheet.diagnose.frames import BACKWARD, LOGITS, PREDICTIONS
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.log_programs import SERVERS
@@ -150,7 +151,8 @@ def _logits_of_tokens(
     if not at_loss:
         likely |= set() if tokens else set(USUAL_TOKENS)
         of_layer = bool(signs.code) and frame is not BACKWARD
-        by_chance = named or of_layer or fits_by_chance(asked, len(unnamed) * max(1, len(tokens)))
+        rounded = Interval(max(1, asked.low - PAGE), asked.high)
+        by_chance = named or of_layer or fits_by_chance(rounded, len(unnamed) * max(1, len(tokens)))
         unnamed = [] if by_chance else [each for each in unnamed if _odd_part(each) > MOST_OF_WIDTHS]
     for vocabulary in (*axes.vocabularies, *unnamed):
         for width, dtype in widths:
@@ -189,8 +191,8 @@ def _logits_of_tokens(
 
 
 MOST_OF_WIDTHS = 125
-"""The largest odd factor that widths and lengths commonly have together: 49,152 is also 16 heads of 3 × 1,024,
-and 32,000 a thousand tokens of 32 heads. A vocabulary of such a size is told by no product.
+"""The largest odd factor that widths and lengths commonly have together: 49,152 is also 16 heads of
+3 × 1,024, and 32,000 a thousand tokens of 32 heads. A vocabulary of such a size is told by no product.
 """
 
 

@@ -18,7 +18,7 @@ _COUNTED_WORDS = re.compile(
 _VOCAB = re.compile(
     r"\b(?:padded_)?(?:vocab_size|n_vocab|vocab(?:ulary)?(?: size)?)[\"']?(?:/TP)?\s{0,3}[:=]?\s{0,3}(?:(?:of|is|padded to)\s)?(\d[\d,_]{2,9})\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _LENGTH = re.compile(
     r"\b(?:max[_ ]?seq[_ ]?len(?:gth)?|max[_ ]?len(?:gth)?|seq[_ ]?len(?:gth)?|sequence[_ ]?len(?:gth)?"
     r"|cutoff_?len|max_?model_?len|context(?:[_ ]?(?:length|size|window))?"
@@ -33,7 +33,7 @@ _LENGTH = re.compile(
     r"tokens)[\"']?\s{0,3}[:=]?\s{0,3}(?:(?:is|of|was)\s(?:only\s)?)?"
     r"(\d[\d,_]{0,9})\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _BATCH = re.compile(
     r"(?:(?<![\w-])-b(?= \d)|\b(?:per_device_train_batch_size|micro_(?:train|rollout)_batch_size|micro[_ ]?batch(?:[_ ]?size)?"
     r"|(?:[a-z]{1,10}_){0,3}micro_batch_size_per_(?:gpu|device)"
@@ -48,7 +48,7 @@ _COUNTED_LENGTH = re.compile(
     r"(?<![\w.,=])(\d[\d,_]{1,9})[ -](?:tokens?|patches|frames|positions|ctx|context)\b"
     r"(?!\s?[/=:]|\s{1,2}(?:per|a|each(?=\s\w)|in|of|were|was|have|had|so far|seen|processed)\b|[ -]\w{0,10}/s)",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """A length as people write of it; not a rate, nor what a run has seen."""
 _COUNTED_BATCH = re.compile(
     r"(?<![\w.,])(\d{1,5}) (?:sequences|samples|rows|prompts|images|examples) (?:per|a|in (?:a|the|each)) (?:micro-?)?batch\b",
@@ -75,7 +75,7 @@ _BY_LETTERS = re.compile(
 """The same by the letters that papers and scripts give these axes."""
 _BARE_PRODUCT = re.compile(
     r"(?<![\w.,×*/-])(\d{1,2}) ?[x×] ?(\d{3,6})\b(?! ?(?:[x×*]|px|pixels|[KMGT]i?B\b|steps|epochs)|[.,]?\d|\w)"
-)
+)  # fmt: skip
 """The same without a word, where the second is a length as they are usually chosen."""
 LENGTHS_STEP = 256
 _EVALUATION_SAID = re.compile(r"eval_batch|Batch size = \d")
