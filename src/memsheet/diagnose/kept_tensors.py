@@ -26,7 +26,7 @@ _WITHOUT_GRAPH = re.compile(r"\bno_grad\b|\binference_mode\b|\bset_grad_enabled\
 GRAPHLESS_WITHIN = 12
 """Lines before a sum in which a script says that nothing is kept for backward."""
 _KEPT_LOSS = re.compile(
-    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)"
+    r"^[ >]*(?:self\.)?\w{0,40}(?:loss|history)\w{0,40}\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)"
     r"\s*(?:#[^\n]{0,200})?$",
     re.MULTILINE | re.IGNORECASE,
 )

@@ -103,9 +103,6 @@ def thawing_words(log: Log, line: int) -> str:
     return words if _LATER.search(earlier) or _TRAINED.search(earlier) else ""
 
 
-_THAW_SENTENCE = re.compile(
-    r"[^\n]{0,80}\b(?:un-?freez(?:e|ing|es)|unfroze|thaw(?:ed|ing)?)\b[^\n]{0,120}", re.IGNORECASE
-)
 _PLACE_OF_RUN = re.compile(
     r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,30}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
     re.IGNORECASE,
@@ -115,14 +112,16 @@ _SETTING = re.compile(r"\w_un-?fr[eo]+z|un-?fr[eo]+z\w*_\w|un-?fr[eo]+z\w*\s?[=(
 
 def thawing_said(text: str) -> str:
     """By which words people say that a run which fitted trains more from some place on, and died there."""
-    for found in _THAW_SENTENCE.finditer(text):
-        said = found.group()
+    for found in _THAWS_AT_ALL.finditer(text):
+        before = text[max(0, found.start() - SENTENCE_BEFORE) : found.start()].rpartition("\n")[2]
+        said = before + text[found.start() : found.end() + SENTENCE_BEHIND].partition("\n")[0]
         if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and _RAN_FINE.search(text):
-            words = _THAWS_AT_ALL.search(said)
-            return words.group() if words else ""
+            return found.group()
     return ""
 
 
+SENTENCE_BEFORE, SENTENCE_BEHIND = 80, 120
+"""Letters around a word that say where in a run it is."""
 _FRESH_FITS = re.compile(
     r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|a checkpoint))\b"
     r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?|(?:left over|to spare|left|free))\b",

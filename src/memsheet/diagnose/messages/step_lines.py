@@ -120,7 +120,8 @@ _PAIR = re.compile(
 def _pairs_of_sentences(log: Log) -> Iterator[tuple[Interval, ...]]:
     """Figures that one line says of several counts, each larger than the one before it, and of no peak."""
     for line in log.lines:
-        found = [] if _PEAKS.search(line) else list(_PAIR.finditer(line))
+        several = line.upper().count("B") > ENOUGH and not _PEAKS.search(line)
+        found = list(_PAIR.finditer(line)) if several else []
         counts = [int(each["count"].replace(",", "")) for each in found]
         if len(found) > ENOUGH and all(one < other for one, other in itertools.pairwise(counts)):
             yield tuple(size for each in found if (size := printed_bytes(each["size"], each["unit"])))
@@ -138,7 +139,7 @@ def _rows_of_table(lines: Sequence[str], columns: int) -> Iterator[list[str]]:
 def _columns_of_tables(log: Log) -> Iterator[tuple[Interval, ...]]:
     """A column of a table whose first one counts, under a heading that says that it is what is allocated."""
     for place, line in enumerate(log.lines):
-        heads = [each.strip() for each in line.split("|")]
+        heads = [each.strip() for each in line.split("|")] if "lloc" in line else [""]
         column = next((n for n, head in enumerate(heads) if "lloc" in head and not _PEAKS.search(head)), 0)
         unit = _UNIT_IN_HEAD.search(heads[column])
         if not column or not unit or not _OF_COUNTS.search(heads[0]):
