@@ -61,7 +61,7 @@ _LATER_BATCH = re.compile(
 _GROWS = re.compile(
     r"(?<!cpu )(?<!host )(?<!system )(?<!disk )\b(?:memory|vram|usage|footprint|consumption|allocat\w+|nvidia-smi|gpu(?: mem)?|it)\b[^\n.]{0,40}?"
     r"(?:\b(?:creep|grow|climb|increas|ris|accumulat|leak)(?:e?s|ing|ed)?\b"
-    r"[^\n.]{0,60}\b(?:up|slowly|steadily|linearly|constantly|continuously|each|every|over time|until|higher|bit by bit|little by little|MB|GB)"
+    r"[^\n.]{0,60}\b(?:up|slowly|steadily|linearly|constantly|continuously|each|every|over time|the whole time|all the time|until|higher|bit by bit|little by little|MB|GB)"
     r"|\b(?:pil|go|went|fill)(?:e?s|ing|ed)?\b[^\n.]{0,12}\b(?:up|higher)\b[^\n.]{0,30}\b(?:slowly|steadily|each|every|over time|until|bit|little|with))"
     r"|\b(?:slowly|steadily|gradually|constantly|continuously)\s(?:eat|fill|creep|grow|climb|increas|ris|us|tak|consum)\w{0,4}\b[^\n.]{0,30}\b(?:memory|vram|gpu|card)\b"
     r"|\b(?:memory|vram|gpu|it)\b[^\n.]{0,30}\b(?:slowly|steadily|gradually|constantly|continuously)\b[^\n.]{0,12}\b(?:creep|grow|climb|increas|ris|go|fill)\w{0,4}\b"
@@ -80,6 +80,7 @@ _DIES_LATE = re.compile(
     r"|(?:epoch ?#? ?(?:[2-9]|[1-9]\d)|(?:second|third|fourth|[2-9](?:nd|rd|th)) epoch|\d{1,3} epochs)"
     r"|(?:\d{1,3}|a few|several|some) (?:hours?|hrs?|h|days?|minutes|min)\b)"
     r"|\bnever at the (?:start|beginning)\b|\beventually\b"
+    r"|\b(?:works?|worked|runs?|ran|fine|ok(?:ay)?|survives?) for (?:about |around |~ ?|some )?(?:[2-9]|[1-9]\d{1,6}) (?:prompts?|images?|files?|samples?|batches|steps|iterations|requests?|documents|clips|videos)\b"
     r"|\b(?:iteración|iteração|itération|Iteration|Schritt|pas|шаге?|Epoche|época|époque) ?\d{2,6}\b|第 ?\d{2,6} ?(?:步|轮|个|次|ステップ)|\d{2,6} ?(?:步|轮|ステップ|iteraciones|Iterationen|Schritten|itérations|шагов|스텝)",
     re.IGNORECASE,
 )  # fmt: skip
@@ -90,6 +91,14 @@ _ONLY_LATER = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """The same with a smaller batch or a larger card, later."""
+_KEEPS_SAID = re.compile(
+    r"\b(?:stor|keep|kept|sav|collect|append|put|accumulat|cach|record|log)\w{0,5}\b[^\n.;]{0,40}?"
+    r"\b(?:activations?|outputs?|hidden states?|features?|embeddings?|logits|attention (?:maps?|weights)|predictions?|losses|tensors?)\b[^\n;]{0,50}?"
+    r"\b(?:lists?|dict\w*|cache|buffer|append|in memory|history|self\.\w+)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_MOVED = re.compile(r"\.cpu\(\)|\bto (?:the )?(?:cpu|disk)\b|\.npy\b|\.numpy\(\)|\boffload", re.IGNORECASE)
+"""How people say that what a model makes is kept; and that it leaves the card."""
 _LENGTHS_VARY = re.compile(
     r"\b(?:longest|dynamic(?:ally)? pad\w*|variable[- ](?:length|size)|var(?:ying|ies) lengths?|different lengths?|longer (?:samples?|sequences?|prompts?|inputs?|texts?)|bucket\w* by length)\b",
     re.IGNORECASE,
@@ -132,10 +141,10 @@ MOST_NAMES = 32
 
 
 def growth_in_words(text: str) -> str:
-    """By which words people say that what is held only grows, and that the job died late of it, where they
-    say nothing of lengths that differ.
+    """By which words people say that what is held only grows, or that what a model makes is kept, and that
+    the job died late of it, where they say nothing of lengths that differ.
     """
-    grows = _GROWS.search(text)
+    grows = _GROWS.search(text) or (None if _MOVED.search(text) else _KEEPS_SAID.search(text))
     if grows is None or _LENGTHS_VARY.search(text):
         return ""
     return grows.group() if _ONLY_LATER.search(text) or _DIES_LATE.search(text) else ""

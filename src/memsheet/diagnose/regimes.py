@@ -123,12 +123,12 @@ def thawing_said(text: str) -> str:
 SENTENCE_BEFORE, SENTENCE_BEHIND = 80, 120
 """Letters around a word that say where in a run it is."""
 _FRESH_FITS = re.compile(
-    r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|a checkpoint))\b"
+    r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|(?:a |the )?(?:checkpoint|ckpt)\w*))\b"
     r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?|(?:left over|to spare|left|free))\b",
     re.IGNORECASE,
 )  # fmt: skip
 _RESUMES = re.compile(
-    r"\bresum\w+|\bcontinu\w+ (?:from|the training|training)\b|\bfrom (?:a |the )?checkpoint\b|\breload\w* (?:the )?checkpoint\b",
+    r"\bresum\w+|\bcontinu\w+ (?:from|the training|training)\b|\bfrom (?:a |the )?checkpoint\b|\breload\w* (?:the )?checkpoint\b|\brestor(?:e|es|ed|ing)\b|\bckpt_path\b",
     re.IGNORECASE,
 )  # fmt: skip
 
@@ -189,7 +189,16 @@ def change_of_run(log: Log, line: int) -> Change | None:
     return None
 
 
+_FIRST_STEPS = re.compile(
+    r"\bthe first (?P<count>\d[\d,]{0,11}) (?P<of>epoch|step|iteration)s?\b[^\n]{0,50}?\b(?:then|after(?:wards| that| which)?|later|from there)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that a run is another one behind its first steps."""
+
+
 def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
+    for found in _FIRST_STEPS.finditer(text):
+        yield f'the text says "{found.group()}"', found["of"].lower(), int(found["count"].replace(",", ""))
     for name, said in _CHANGE_AT.findall(text) if _CHANGES_NAMED.search(text) else ():
         yield f"{name} is {int(said):,}", "epoch" if "epoch" in name.lower() else "step", int(said)
     for found in _SAID_AT.finditer(text):

@@ -30,7 +30,7 @@ def is_said_to_grow(_: Figures, signs: Signs) -> bool | None:
 
 def said_growth_words(of: Figures, signs: Signs) -> str:
     return (
-        f'the text says that memory grows ("{signs.grows_said}") and that the job dies late: what is kept from step '
+        f'the text says that memory grows or is kept ("{signs.grows_said}") and that the job dies late: what is held from step '
         f"to step fills the card, until {size_words(of.asked)} have no room"
     )  # fmt: skip
 

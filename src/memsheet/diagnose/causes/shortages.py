@@ -99,7 +99,7 @@ def is_too_little_in_server(of: Figures, signs: Signs) -> bool | None:
 _GROWS_SAID = re.compile(
     r"(?<!cpu )(?<!host )(?<!system )\b(?:memory|vram|usage|it)\b[^\n.]{0,30}?\b(?:creep|grow|climb|increas|ris|accumulat|pil)(?:e?s|ing|ed)?\b(?:[^\n.]{0,20}\b(?:up|slowly|steadily|each|every|over time|until))"
     r"|\b(?:second|2nd|third|3rd|next) (?:time|call|run)\b[^\n]{0,60}\b(?:die|crash|fail|oom|run out|out of memory)"
-    r"|\bfirst (?:time|call|run|cell)\b[^\n.]{0,30}\b(?:work|fine|ok|run)[^\n]{0,60}\b(?:second|2nd|again|next)\b"
+    r"|\bfirst (?:time|call|run|cell|execution)\b[^\n.]{0,30}\b(?:work|fine|ok|run)[^\n]{0,60}\b(?:second|2nd|again|next)\b|\b(?:run|execute|call)\w{0,4} (?:it|the (?:cell|function|script|same))\b[^\n.]{0,12}\b(?:again|twice)\b[^\n.]{0,20}\b(?:oom|out of memory|die|crash|fail)"
     r"|\btrial 0\b[^\n]{0,80}\btrial [1-9]\d{0,2}\b[^\n.]{0,30}\b(?:die|crash|fail|oom)"
     r"|\bafter \d{1,4} (?:messages|turns|questions|requests|calls|folds|trials)\b",
     re.IGNORECASE,
@@ -110,14 +110,14 @@ _GROWS_SAID = re.compile(
 _EVALUATION_SAID = re.compile(
     r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
     r"|\b(?:validation|evaluation|eval)\b(?: (?:loop|step|pass|phase))?[:,]? (?:always |then |still )?(?:die|crash|fail|oom|out of memory)"
-    r"|\b(?:validation|evaluation|eval)\b[^\n.]{0,20}?\b(?:start|begin|run|kick)\w{0,5}\b[^\n.]{0,40}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
+    r"|\b(?:validation|evaluation|eval)\b[^\n.]{0,20}?\b(?:start|begin|run|kick)\w{0,5}\b[^\n.]{0,70}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
     r"|\b(?:first|1st|initial) (?:validation|evaluation|eval)\b[^\n.]{0,40}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
     r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
 _TRAINS_SAID = re.compile(
-    r"\btrain(?:s|ing|ed|ing loop)?\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b",
+    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b",
     re.IGNORECASE,
 )  # fmt: skip
 """How they say that its steps fit."""
@@ -125,17 +125,22 @@ _TRAINS_SAID = re.compile(
 
 def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it ran before and memory is not given back."""
-    return is_too_little(of, signs) if _GROWS_SAID.search(signs.text) else False
+    return _lacks_room(of, signs) if _GROWS_SAID.search(signs.text) else False
 
 
 def is_too_little_in_evaluation(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it died in an evaluation."""
-    return is_too_little(of, signs) if not signs.phase and _EVALUATION_SAID.search(signs.text) else False
+    return _lacks_room(of, signs) if not signs.phase and _EVALUATION_SAID.search(signs.text) else False
 
 
-def evaluation_alone_dies(of: Figures, signs: Signs) -> bool | None:
+def _lacks_room(of: Figures, signs: Signs) -> bool | None:
+    return True if fills_its_card(of, signs) else is_too_little(of, signs)
+
+
+def evaluation_alone_dies(_: Figures, signs: Signs) -> bool:
     """The same where they say besides that the steps of the training fit."""
-    return is_too_little_in_evaluation(of, signs) if _TRAINS_SAID.search(signs.text) else False
+    dies = not signs.phase and _EVALUATION_SAID.search(signs.text)
+    return bool(dies and _TRAINS_SAID.search(signs.text))
 
 
 def evaluation_words(of: Figures, _: Signs) -> str:

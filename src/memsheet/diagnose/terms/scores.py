@@ -85,7 +85,7 @@ def scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidat
                 words += f" and a sink × {width} bytes" if more else f" × {width} bytes"
                 yield Candidate((rank, fit), Term(
                     component="saved_activations", path=SCORES.path if heads else "attention/mask", words=words,
-                    exact=(batch, heads, length) not in solved,
+                    exact=(batch, heads, length) not in solved and (batch in axes.batches or not axes.batches),
                     shape=f"[{batch}, {max(heads, 1)}, {length}, {length + more}] {dtype}",
                 ))  # fmt: skip
 

@@ -94,6 +94,7 @@ def test_a_sentence_of_steps_and_sizes_grows() -> None:
         "nvidia-smi is climbing slowly, I reduced the batch to 128 and it crashes at ~3800 instead",
         "GPU memory grows linearly with the number of episodes until it crashes at episode 5200",
         "la memoria de la GPU crece en cada paso hasta que muere en la iteración 1500",
+        "I store every activation in a list self.cache. It works for ~30 prompts, then it dies",
         "der GPU-Speicher wächst langsam, nach 3000 Schritten ist Schluss",
         "la mémoire augmente petit à petit, et après 4000 itérations ça plante",
         "显存一直在慢慢增长，大概第3000步就爆了",
@@ -113,6 +114,7 @@ def test_growth_that_people_say_is_a_leak_where_the_job_died_late(said: str) -> 
         "If I increase the batch size from 4 to 8 memory goes up to 24 GB and it dies in the first step",
         "CPU memory grows slowly all the time, but that is another story; dies after 300 steps",
         "dies after 2000 steps",
+        "I save the hidden states to disk, nothing on the list stays; dies after 2000 steps",
     ],
 )
 def test_a_late_death_alone_is_no_leak(said: str) -> None:

@@ -19,6 +19,7 @@ def found_in(*lines: str) -> Diagnosis:
         ("training ran without problems, but when the validation loop starts I get OOM", (Cause.REGIME_CHANGE,)),
         ("500 steps of training are no problem, 20 seconds into the evaluation: out of memory", (Cause.REGIME_CHANGE,)),
         ("the first evaluation crashes, training works", (Cause.REGIME_CHANGE,)),
+        ("Fine-tuning works great. As soon as generation-based evaluation kicks in it goes boom", (Cause.REGIME_CHANGE,)),
         ("when the validation starts it crashes", (Cause.REAL_NEED, Cause.REGIME_CHANGE)),
         ("I only evaluate, no training: it dies", (Cause.REAL_NEED,)),
     ],
@@ -57,6 +58,20 @@ def test_layers_that_are_unfrozen_in_a_run_that_fitted(said: str, cause: Cause) 
     found = found_in(said, FULL_CARD)
     assert found.cause is cause
     assert any("fewer layers trained" in cure.change for cure in found.cures) is (cause is Cause.REGIME_CHANGE)  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "cause"), [(10001, Cause.REGIME_CHANGE), (12000, Cause.REAL_NEED)])
+def test_a_run_is_another_one_behind_the_first_steps_that_people_name(step: int, cause: Cause) -> None:
+    said = f"sequences of 1024 for the first 10,000 steps, then 4096. It dies in step {step}"
+    assert found_in(said, FULL_CARD).cause is cause
+
+
+@pytest.mark.parametrize("name", ["validate", "eval_epoch", "run_validation"])
+@pytest.mark.parametrize(
+    ("line", "cause"), [("epoch 1 loss=1.31", Cause.REGIME_CHANGE), ("", Cause.REAL_NEED)]
+)
+def test_a_script_s_own_evaluation_is_another_regime_behind_steps(name: str, line: str, cause: Cause) -> None:
+    assert found_in(line, traced("main", name), FULL_CARD).cause is cause
 
 
 @pytest.mark.parametrize("name", ["_load_zero_checkpoint", "_restore_base_optimizer_state"])
