@@ -8,7 +8,7 @@ rules       one message of an allocator → one verdict, by arithmetic
 causes/     what shows a cause: tests and words
 identities  a requested size → the tensor that it is (candidates, model_tensors, named_models)
 terms/      the products that it may be: logits, attention scores, a model's own; the axes that a text says
-cures       what would have helped, and what would not
+cures/      what would have helped, and what would not
 verdict     all of it for one text
 snapshot/   the allocator's own history
 with_snapshots   histories and texts of one job as one

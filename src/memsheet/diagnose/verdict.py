@@ -16,8 +16,9 @@ from memsheet.diagnose.contradictions import (
     judge_contradictions,
     without_doubtful_process,
 )
-from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
-from memsheet.diagnose.cures import cures_of, shared_term, without_growth
+from memsheet.diagnose.cures.choice import cures_of, without_growth
+from memsheet.diagnose.cures.tables import FUSED_LOSS, RECOMPUTE
+from memsheet.diagnose.cures.tensors import shared_term
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.frames import PROFILE, SERVING
 from memsheet.diagnose.identities import product_of_text, tensor_of

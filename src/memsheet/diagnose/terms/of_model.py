@@ -19,7 +19,7 @@ from memsheet.diagnose.candidates import (
     fit_of,
     raises,
 )
-from memsheet.diagnose.cure_tables import EIGHT_BITS
+from memsheet.diagnose.cures.tables import EIGHT_BITS
 from memsheet.diagnose.frames import BACKWARD, CHECKPOINT, LOGITS, REDUCED, SCORES, STEP_SIZES, Frame
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.log_programs import SERVERS
