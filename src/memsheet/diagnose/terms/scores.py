@@ -74,6 +74,7 @@ def scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidat
     solved = [each for each in found if each not in sizes]
     sizes |= dict.fromkeys(solved, BOTH_KNOWN - 1)
     sinks = has_sinks(signs.text)
+    makes_mask = signs.frame is SCORES or "mask" in signs.code  # else any width may be as long
     for width, dtype in _widths_of_scores(signs):
         for ((batch, heads, length), rank), more in itertools.product(
             sizes.items(), (0, 1) if sinks else (0,)
@@ -85,7 +86,8 @@ def scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidat
                 words += f" and a sink × {width} bytes" if more else f" × {width} bytes"
                 yield Candidate((rank, fit), Term(
                     component="saved_activations", path=SCORES.path if heads else "attention/mask", words=words,
-                    exact=(batch, heads, length) not in solved and (batch in axes.batches or not axes.batches),
+                    exact=(batch, heads, length) not in solved and (batch in axes.batches or not axes.batches)
+                    and (heads != MASK or makes_mask),
                     shape=f"[{batch}, {max(heads, 1)}, {length}, {length + more}] {dtype}",
                 ))  # fmt: skip
 

@@ -134,3 +134,9 @@ def test_logits_are_likelier_than_a_weight_of_the_same_size_where_tokens_are_nam
         "[1024, 256000] fp32",
         "[256000, 2048] bf16",
     ]
+
+
+def test_a_mask_is_certain_only_where_something_says_that_one_is_made() -> None:
+    said = "my own transformer, batch 8, sequence length 1024"
+    assert not named("32.00 MiB", said)[1]
+    assert named("32.00 MiB", said, "mask = torch.zeros(b, 1, n, n)") == ("[8, 1, 1024, 1024] fp32", True)
