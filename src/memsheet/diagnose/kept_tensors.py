@@ -66,14 +66,17 @@ _GROWS = re.compile(
     r"|\b(?:slowly|steadily|gradually|constantly|continuously)\s(?:eat|fill|creep|grow|climb|increas|ris|us|tak|consum)\w{0,4}\b[^\n.]{0,30}\b(?:memory|vram|gpu|card)\b"
     r"|\b(?:memory|vram|gpu|it)\b[^\n.]{0,30}\b(?:slowly|steadily|gradually|constantly|continuously)\b[^\n.]{0,12}\b(?:creep|grow|climb|increas|ris|go|fill)\w{0,4}\b"
     r"|\b(?:starts?|begins?) (?:at|with) (?:about |around |~)?\d{1,3}(?:\.\d)? ?(?:GB|GiB|gigs?)\b[^\n]{0,80}\b(?:after|until|then|and)\b[^\n]{0,60}\b(?:gone|full|\d{2,3}(?:\.\d)? ?(?:GB|GiB|gigs?))\b"
-    r"|\bmemoria\b[^\n.]{0,40}\b(?:crece|aumenta|sube|cresce)\w{0,4}\b|\bSpeicher\w{0,20}\b[^\n.]{0,40}\b(?:wächst|steigt|läuft voll)\b"
+    r"|\bleak(?:s|ed|ing)?\b[^\n.]{0,12}\b(?:memory|vram|gpu)\b|\bmemory leak\b[^\n.]{0,60}\bfill\b"
+    r"|\b(?:memory|vram|tensors?)\b[^\n.]{0,20}\b(?:isn'?t|is not|are not|aren'?t|never|not) (?:being |getting |ever )?(?:freed|released|given back|returned)\b"
+    r"|\b(?:memory|vram|usage|allocat\w+)\b[^\n.]{0,30}\b\d+ ?(?:MB|MiB|GB|GiB) (?:higher|more) (?:than before|each|every)\b"
+    r"|\bmemória\b[^\n.]{0,40}\b(?:cresce|aumenta|sobe)\b|\bmemoria\b[^\n.]{0,40}\b(?:crece|aumenta|sube|cresce)\w{0,4}\b|\bSpeicher\w{0,20}\b[^\n.]{0,40}\b(?:wächst|steigt|läuft voll)\b"
     r"|\bmémoire\b[^\n.]{0,40}\b(?:augmente|croît|grimpe|monte)\b|память[^\n.]{0,40}(?:раст[её]т|увелич)|(?:显存|顯存|内存)[^\n。]{0,20}(?:增长|上涨|增加|越来越|不断|慢慢|逐渐)"
     r"|メモリ[^\n。]{0,20}(?:増え|増加|上が)|메모리[^\n.]{0,20}(?:증가|늘어)",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say, in several tongues, that what is held only grows."""
 _DIES_LATE = re.compile(
-    r"\b(?:after|at|around|by|in|on|until|till|near|about|every|~)\s{0,2}(?:about |around |the |some |~ ?|roughly |exactly )?"
+    r"\b(?:after|at|around|by|in|on|until|till|near|about|every|takes|~)\s{0,2}(?:about |around |the |some |~ ?|roughly |exactly )?"
     r"(?:(?:iteration|step|iter|batch|request|image|file|episode|update) ?#? ?~?(?:[2-9]\d|[1-9]\d{2,6})"
     r"|(?:[2-9]\d|[1-9]\d{2,6}|\d{1,3}k|several|many|a few (?:hundred|thousand)|some (?:hundred|thousand)|hundreds of|thousands of) ?"
     r"(?:iterations?|steps?|iters?|batches|requests?|images?|files?|episodes?|updates?|prompts?|messages|samples|queries|documents|pages|frames|clips)"
@@ -81,7 +84,7 @@ _DIES_LATE = re.compile(
     r"|(?:\d{1,3}|a few|several|some) (?:hours?|hrs?|h|days?|minutes|min)\b)"
     r"|\bnever at the (?:start|beginning)\b|\beventually\b"
     r"|\b(?:works?|worked|runs?|ran|fine|ok(?:ay)?|survives?) for (?:about |around |~ ?|some )?(?:[2-9]|[1-9]\d{1,6}) (?:prompts?|images?|files?|samples?|batches|steps|iterations|requests?|documents|clips|videos)\b"
-    r"|\b(?:iteración|iteração|itération|Iteration|Schritt|pas|шаге?|Epoche|época|époque) ?\d{2,6}\b|第 ?\d{2,6} ?(?:步|轮|个|次|ステップ)|\d{2,6} ?(?:步|轮|ステップ|iteraciones|Iterationen|Schritten|itérations|шагов|스텝)",
+    r"|\b(?:iteración|iteração|itération|Iteration|Schritt|pas|шаге?) ?\d{2,6}\b|\b(?:Epoche|época|époque|эпох\w{1,2}) ?(?:[2-9]|\d{2,4})\b|第 ?\d{2,6} ?(?:步|轮|个|次|ステップ)|\d{2,6} ?(?:步|轮|ステップ|iteraciones|Iterationen|Schritten|itérations|шагов|스텝)",
     re.IGNORECASE,
 )  # fmt: skip
 _ONLY_LATER = re.compile(

@@ -223,3 +223,34 @@ def _epochs_of(log: Log, line: int) -> tuple[int, ...]:
     if (bar and int(bar[1]) > 1) or goes_on(log.lines[first:line]):
         return ()
     return (int(said[1]), int(said[1]) - 1) if said[2] else (int(said[1]),)
+
+
+_OF_EVALUATION = r"(?:validation|evaluation|eval|(?:model|trainer)\.evaluate|evaluating|validating)"
+_DIES = r"(?:die|crash|fail|oom|out of memory|boom|explode|kill)"
+_EVALUATION_SAID = re.compile(
+    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
+    rf"|\b{_OF_EVALUATION}\b(?: (?:loop|step|pass|phase))?[:,]? (?:always |then |still )?{_DIES}"
+    rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,20}}?\b(?:start|begin|run|kick)\w{{0,5}}\b(?:(?!\btrain)[^\n.]){{0,70}}?\b{_DIES}"
+    rf"|\b(?:first|1st|initial) {_OF_EVALUATION}\b[^\n.]{{0,40}}?\b{_DIES}"
+    rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,50}}?\bruns? out of memory\b"
+    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+"
+    r"|(?:验证|评估|评测)[^\n。]{0,12}(?:爆显存|显存不足|爆了|OOM|溢出)|(?:検証|評価)[^\n。]{0,12}(?:OOM|落ち|メモリ不足)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that a training runs, and its evaluation does not."""
+_TRAINS_SAID = re.compile(
+    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b"
+    r"|\btraining itself\b|训练[^\n。]{0,8}(?:没问题|正常|没有问题|可以)|学習[^\n。]{0,8}(?:問題な|正常|できる)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How they say that its steps fit."""
+
+
+def says_evaluation_dies(text: str) -> bool:
+    """Whether people say that a job died in its evaluation."""
+    return bool(_EVALUATION_SAID.search(text))
+
+
+def says_training_fits(text: str) -> bool:
+    """Whether people say that the steps of a training run."""
+    return bool(_TRAINS_SAID.search(text))

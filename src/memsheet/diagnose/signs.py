@@ -39,6 +39,8 @@ from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
     fits_unless_resumed,
+    says_evaluation_dies,
+    says_training_fits,
     thawing_said,
     thawing_words,
     trained_before,
@@ -189,6 +191,12 @@ def read_signs(log: Log, line: int) -> Signs:
         named = replace(
             named, phase=phase, frame=named.frame or (GRAPH_CAPTURE if phase == "graphs" else None)
         )
+    if (
+        not (named.task or named.phase or of_server)
+        and says_evaluation_dies(text)
+        and says_training_fits(text)
+    ):
+        named = replace(named, task=EVALUATION)
     growth = grows_steadily(log) or step_lines.allocated_growth(log)
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(

@@ -15,6 +15,7 @@ from memsheet.diagnose.interval import (
     at_most_words,
     size_words,
 )
+from memsheet.diagnose.regimes import says_evaluation_dies, says_training_fits
 from memsheet.diagnose.signs import Signs
 
 
@@ -107,22 +108,6 @@ _GROWS_SAID = re.compile(
 """How people say that the same ran before, and that memory is not given back."""
 
 
-_EVALUATION_SAID = re.compile(
-    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
-    r"|\b(?:validation|evaluation|eval)\b(?: (?:loop|step|pass|phase))?[:,]? (?:always |then |still )?(?:die|crash|fail|oom|out of memory)"
-    r"|\b(?:validation|evaluation|eval)\b[^\n.]{0,20}?\b(?:start|begin|run|kick)\w{0,5}\b[^\n.]{0,70}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
-    r"|\b(?:first|1st|initial) (?:validation|evaluation|eval)\b[^\n.]{0,40}?\b(?:die|crash|fail|oom|out of memory|boom|explode)"
-    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+",
-    re.IGNORECASE,
-)  # fmt: skip
-"""How people say that a training runs, and its evaluation does not."""
-_TRAINS_SAID = re.compile(
-    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b",
-    re.IGNORECASE,
-)  # fmt: skip
-"""How they say that its steps fit."""
-
-
 def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it ran before and memory is not given back."""
     return _lacks_room(of, signs) if _GROWS_SAID.search(signs.text) else False
@@ -130,7 +115,7 @@ def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
 
 def is_too_little_in_evaluation(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it died in an evaluation."""
-    return _lacks_room(of, signs) if not signs.phase and _EVALUATION_SAID.search(signs.text) else False
+    return _lacks_room(of, signs) if not signs.phase and says_evaluation_dies(signs.text) else False
 
 
 def _lacks_room(of: Figures, signs: Signs) -> bool | None:
@@ -139,8 +124,8 @@ def _lacks_room(of: Figures, signs: Signs) -> bool | None:
 
 def evaluation_alone_dies(_: Figures, signs: Signs) -> bool:
     """The same where they say besides that the steps of the training fit."""
-    dies = not signs.phase and _EVALUATION_SAID.search(signs.text)
-    return bool(dies and _TRAINS_SAID.search(signs.text))
+    dies = not signs.phase and says_evaluation_dies(signs.text)
+    return bool(dies and says_training_fits(signs.text))
 
 
 def evaluation_words(of: Figures, _: Signs) -> str:

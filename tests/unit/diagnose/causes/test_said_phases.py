@@ -21,6 +21,12 @@ def found_in(*lines: str) -> Diagnosis:
         ("the first evaluation crashes, training works", (Cause.REGIME_CHANGE,)),
         ("Fine-tuning works great. As soon as generation-based evaluation kicks in it goes boom", (Cause.REGIME_CHANGE,)),
         ("when the validation starts it crashes", (Cause.REAL_NEED, Cause.REGIME_CHANGE)),
+        ("Train works with bs 16, but model.evaluate after the first epoch runs out of memory", (Cause.REGIME_CHANGE,)),
+        ("1st epoch trains OK then the eval kills it", (Cause.REGIME_CHANGE,)),
+        ("OOM only when evaluation begins, training itself uses 60% of the card", (Cause.REGIME_CHANGE,)),
+        ("验证的时候爆显存，训练没问题", (Cause.REGIME_CHANGE,)),
+        ("my eval script runs fine, training dies", (Cause.REAL_NEED,)),
+        ("validation is off, training dies", (Cause.REAL_NEED,)),
         ("I only evaluate, no training: it dies", (Cause.REAL_NEED,)),
     ],
 )  # fmt: skip
@@ -29,6 +35,8 @@ def test_an_evaluation_alone_is_another_regime_where_training_is_said_to_fit(
 ) -> None:
     found = found_in(said, FULL_CARD)
     assert (found.open_between or (found.cause,)) == causes
+    of_evaluation = any("the batch of the evaluation" in cure.change for cure in found.cures)
+    assert of_evaluation is (causes == (Cause.REGIME_CHANGE,))
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,9 @@ def test_an_evaluation_alone_is_another_regime_where_training_is_said_to_fit(
         ("Job ran 2 days w/o problems. Restarted from the last checkpoint: OOM at once", Cause.REGIME_CHANGE),
         ("first forward after this is OOM. Without resuming (fresh start) there are 6 GB left over", Cause.REGIME_CHANGE),
         ("Runs fine for 600 steps and dies, restart from checkpoint → again some hundred steps and dies", Cause.REAL_NEED),
+        ("Resume training = OOM, training from scratch = no OOM", Cause.REGIME_CHANGE),
+        ("Resume or fresh, both die", Cause.REAL_NEED),
+        ("worked well on A100 for hours, on the 4090 it dies at start", Cause.REAL_NEED),
         ("I resumed from checkpoint-4000, it trains fine for another 2000 steps and then it crashes", Cause.REAL_NEED),
     ],
 )  # fmt: skip
