@@ -74,7 +74,7 @@ def scores_terms(asked: Interval, signs: Signs, axes: Axes) -> Iterator[Candidat
     solved = [each for each in found if each not in sizes]
     sizes |= dict.fromkeys(solved, BOTH_KNOWN - 1)
     sinks = has_sinks(signs.text)
-    makes_mask = signs.frame is SCORES or "mask" in signs.code or _MAKES_MASK.search(signs.text)
+    makes_mask = signs.frame is SCORES or "mask" in signs.code or bool(_MAKES_MASK.search(signs.text))
     for width, dtype in _widths_of_scores(signs):
         for ((batch, heads, length), rank), more in itertools.product(
             sizes.items(), (0, 1) if sinks else (0,)
