@@ -3,10 +3,13 @@
 interval    a printed figure as the bytes it may stand for
 cleaned     a log without colours, boxes, prefixes and line wraps
 messages/   one file an emitter: what its messages look like, and what they say
-signs       which frames, settings and programs a log shows
+signs       which frames, settings and programs a log shows (frames, log_programs, tracebacks)
+kept_tensors, regimes   leaks and runs that become another, in scripts and as people say it
 rules       one message of an allocator → one verdict, by arithmetic
-identities  a requested size → the tensor that it is (candidates, model_terms, model_tensors, named_models)
-cures       what would have helped, and what would not
+causes/     what shows a cause: tests and words
+identities  a requested size → the tensor that it is (candidates, model_tensors, named_models)
+terms/      the products that it may be: logits, attention scores, a model's own; the axes that a text says
+cures/      what would have helped, and what would not
 verdict     all of it for one text
 snapshot/   the allocator's own history
 with_snapshots   histories and texts of one job as one

@@ -12,15 +12,18 @@ from memsheet.frozen import NamedTuple
 
 OF_SHEET, BOTH_KNOWN = 5, 4
 """How well a candidate is founded."""
-WIDTHS = ((4, "fp32"), (2, "bf16"))
+Widths = tuple[tuple[int, str], ...]
+WIDTHS: Widths = ((4, "fp32"), (2, "bf16"))
+POWERS = frozenset(2**power for power in range(7, 21))
+"""Counts of tokens that are common."""
 RAISED = re.compile(r"\.float\(\)|\.to\(torch\.float(?:32)?\)|dtype=torch\.float(?:32)?\b")
 """What in a line of code makes fp32 of another dtype."""
 _LOWERED = re.compile(r"\.to\(\s{0,3}(?!torch\.float(?:32)?\b)\w")
 IN_16_BITS = re.compile(
-    r"(?<![a-z0-9])b?f(?:p|loat)?16(?![a-z0-9])(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|null|none|no|0)\b)"
+    r"(?<![a-z0-9])(?<!\bno )(?<!\bnot )(?<!\bwithout )(?<!\binstead of )(?<!\bno_)b?f(?:p|loat)?16(?![a-z0-9])(?!\s(?:is |was )?(?:off|disabled)\b)(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|null|none|no|0)\b)"
     r"|\b(?:pretrain|finetune)_recipe\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """What says that a job computes in 16 bits; NeMo's recipes do unless told otherwise (nemo/collections/llm/
 recipes/llama3_8b.py, bf16_mixed).
 """

@@ -29,6 +29,8 @@ _PREFIX = re.compile(
     | \[?\d\d-\d\d\ \d\d:\d\d:\d\d\]?
     | \[\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:\ (?:TP|DP|PP)\d{1,4})*\]
     | \[?(?:TRACE|DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\]?:?(?=\s)
+    | \|\ {0,3}(?:TRACE|DEBUG|INFO|SUCCESS|WARNING|WARN|ERROR|CRITICAL|FATAL)\ {0,8}\|
+      (?:\ {0,3}[\w.:<>-]{1,80}\ {1,3}[|-](?=\s))?                     # columns of loggers
     | [EWIF]\d{4}\ \d\d:\d\d:\d\d\.\d{1,9}\s{1,4}\d{1,9}\ [\w./-]{1,80}:\d{1,6}\]  # glog
     | \[?[\w./-]{1,80}\.(?:py|cpp|cc):\d{1,6}\]
     | E(?=\ {3})                                                     # pytest

@@ -38,7 +38,7 @@ _WAKE = Frame("parameters", "model", "a sleeping server that takes its memory ba
 _PROBS = Frame(
     "temporaries", "loss/log_probs", "log-probabilities of every token, logits in full", "log_probs"
 )
-_EVALUATE = Frame("saved_activations", "model", "the evaluation, not a training step", "evaluate")
+EVALUATION_STEP = Frame("saved_activations", "model", "the evaluation, not a training step", "evaluate")
 CHECKPOINT_SAVE = Frame("parameters", "model", "the saving of a checkpoint", "save")
 _RESTORE = Frame("optimizer_states", "optimizer", "the loading of a checkpoint's states", "restore")
 CHECKPOINT = Frame(
@@ -64,20 +64,23 @@ _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, writte
 _TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2seq_lm", "idefics_causal_lm")
 """text-generation-inference's files of models (server/text_generation_server/models)."""
 RESTORES = (
+    "_load_zero_checkpoint",
+    "_restore_base_optimizer_state",
     "restore_optimizers",
     "load_optimizer_state",
     "load_optimizer_state_dict",
     "_load_optimizer_and_scheduler",
 )
 """Functions that put an optimizer's states back, which only a training that goes on does (lightning 2.5,
-pytorch/trainer/connectors/checkpoint_connector.py; transformers v4.57.1, trainer.py).
+pytorch/trainer/connectors/checkpoint_connector.py; transformers v4.57.1, trainer.py; microsoft/DeepSpeed
+022f223, runtime/engine.py and runtime/zero/stage_1_and_2.py).
 """
 SAVES = ("trainer._save_checkpoint", "model_checkpoint._save_checkpoint")
 """What saves a training behind a step of it (transformers v4.57.1, trainer.py; lightning 2.5,
 pytorch/callbacks/model_checkpoint.py).
 """
 SHARDED_SAVES = (
-    "_full_pre_state_dict_hook", "_full_post_state_dict_hook", "_full_state_dict_hook", "_common_unshard_post_state_dict_hook",
+    "_full_pre_state_dict_hook", "_full_post_state_dict_hook", "_full_state_dict_hook", "_common_unshard_pre_state_dict_hook", "_common_unshard_post_state_dict_hook",
     "save_fsdp_model", "save_fsdp_optimizer", "full_optim_state_dict", "_optim_state_dict_impl", "_optim_state_dict", "_unflatten_optim_state",
     "_gather_all_orig_param_state", "_allgather_orig_param_states", "_convert_state_with_orig_params",
     "_zero3_consolidated_16bit_state_dict", "consolidated_16bit_state_dict", "save_16bit_model",
@@ -87,6 +90,11 @@ SHARDED_SAVES = (
 v2.6.0, distributed/fsdp/_state_dict_utils.py and _optim_utils.py; accelerate v1.2.1, utils/fsdp_utils.py;
 microsoft/DeepSpeed 022f223, runtime/engine.py; pytorch/torchtune 67ab86b, training/_distributed.py).
 """
+EVALUATES = (
+    "evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation",
+    "validate", "validate_epoch", "validation_epoch", "validation_loop", "eval_loop", "eval_epoch", "eval_step", "val_epoch", "val_step", "evaluate_model",
+)  # fmt: skip
+"""Functions of an evaluation: those of libraries, and as scripts call their own."""
 FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("cross_entropy", "log_softmax", "nll_loss", "ForCausalLMLoss", "fixed_cross_entropy", "compute_loss_func",
                      "vocab_parallel_cross_entropy", "fused_linear_cross_entropy", "fused_linear_cross_entropy_forward", "calculate_logits_max", "calculate_predicted_logits",
@@ -119,7 +127,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), SERVER_STEP),
     **dict.fromkeys(("profile_run", "determine_available_memory", "determine_num_available_blocks"), PROFILE),
     **dict.fromkeys(("wake_up", "resume_memory_occupation", "create_and_map"), _WAKE),
-    **dict.fromkeys(("evaluate", "evaluation_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), _EVALUATE),
+    **dict.fromkeys(EVALUATES, EVALUATION_STEP),
     **dict.fromkeys(("save_checkpoint", "save_model", "_save_checkpoint", "get_state_dict", "full_state_dict", "save_pretrained",
                      "_unshard_fsdp_state_params", "_maybe_full_or_cpu_state_dict", "accelerator.save_state", *SHARDED_SAVES, *SAVES), CHECKPOINT_SAVE),
     **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint"), CHECKPOINT),
@@ -160,7 +168,7 @@ a model that writes, or only reads; a server that loads, and one that runs; an a
 weights put into fewer bits by samples that are looked at; what was written is read by the models of a job.
 """
 TASKS: dict[str, str] = {
-    **dict.fromkeys(("evaluate", "evaluation_loop", "prediction_loop", "evaluation_step", "prediction_step", "validation_step", "run_validation"), EVALUATION),
+    **dict.fromkeys((*EVALUATES, "prediction_loop"), EVALUATION),
     **dict.fromkeys(("nested_concat", "torch_pad_and_concatenate"), GATHERED),
     **dict.fromkeys(("generate", "_greedy_search", "_beam_search", "_contrastive_search", "_assisted_decoding", "utils._sample"), GENERATION),
     **dict.fromkeys(("merge_and_unload", "_unload_and_optionally_merge", "merge_adapter", "get_delta_weight"), MERGING),

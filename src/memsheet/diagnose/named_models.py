@@ -150,8 +150,21 @@ def _shapes_of(count: Mapping[str, int], *, fused: bool) -> Iterator[tuple[str, 
             yield "query, key and value projections as one", ((heads + 2 * groups) * size, width)
 
 
+_DISTILLED = re.compile(
+    r"(?<![\w/-])(?:deepseek[ -])?r1[ -]distill(?:ed)?[ -](qwen|llama)[ -]?(\d{1,2}(?:\.\d)?b)\b",
+    re.IGNORECASE,
+)
+"""Models of others' families that were trained of DeepSeek-R1."""
+
+
 def _spoken_names(text: str) -> Iterator[str]:
-    for said, *parts in dict.fromkeys(_SPOKEN.findall(text)):
+    for family, size in dict.fromkeys(_DISTILLED.findall(text)):
+        with suppress(InputError):
+            if match := bundled_match(
+                f"deepseek-ai/DeepSeek-R1-Distill-{family.capitalize()}-{size.upper()}"
+            ):
+                yield match.name
+    for said, *parts in dict.fromkeys(_SPOKEN.findall(_DISTILLED.sub("", text))):
         version, kind, size = (each.replace("_", ".") for each in parts)
         family = said.lower().replace("code-llama", "codellama")
         named = f"-{kind}-{size}" if kind else f"-{size}"
@@ -179,9 +192,23 @@ def _names_of_sizes(text: str) -> Iterator[str]:
         yield "gpt2"
 
 
+_SIZE_WORDS = frozenset(("tiny", "mini", "small", "base", "medium", "large", "huge", "xl", "xxl"))
+
+
 def _bare_names(text: str) -> Iterator[str]:
+    """Words that are names of bundled models; else their longest beginnings of which a size is a part, behind
+    which stands what was made of the model.
+    """
     words = dict.fromkeys(found.group().rstrip(".") for found in _BARE.finditer(text))
-    yield from islice((each for each in words if find_model(each) is not None), MOST)
+    known = [*islice((each for each in words if find_model(each) is not None), MOST)]
+    yield from known or islice(filter(None, map(_sized_beginning, islice(words, MOST))), MOST)
+
+
+def _sized_beginning(word: str) -> str:
+    parts = word.split("-")
+    least = next((place + 1 for place, part in enumerate(parts) if part.lower() in _SIZE_WORDS), len(parts))
+    begun = ("-".join(parts[:end]) for end in range(len(parts) - 1, max(least, 2) - 1, -1))
+    return next((each for each in begun if find_model(each) is not None), "")
 
 
 def _names_in_paths(text: str) -> Iterator[str]:

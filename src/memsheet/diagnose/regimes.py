@@ -31,6 +31,7 @@ _RAN = re.compile(
 )
 """How people say that steps ran."""
 _THAWS = re.compile(r"\bun-?freez(?:ing|ed)\b|\bunfroze\b|\bthaw(?:ing|ed)\b", re.IGNORECASE)
+_THAWS_AT_ALL = re.compile(r"\bun-?fr[eo]+z\w*\b|\bthaw\w*\b", re.IGNORECASE)
 """What a run says that trains more from here on: its own words, no setting's name."""
 _COUNTED = r"(\d[\d,]{0,15}(?:\.\d{1,6})?)\s?([KMB]?)"
 _TRAINABLE = re.compile(
@@ -102,20 +103,62 @@ def thawing_words(log: Log, line: int) -> str:
     return words if _LATER.search(earlier) or _TRAINED.search(earlier) else ""
 
 
+_PLACE_OF_RUN = re.compile(
+    r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,30}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
+    re.IGNORECASE,
+)  # fmt: skip
+_SETTING = re.compile(r"\w_un-?fr[eo]+z|un-?fr[eo]+z\w*_\w|un-?fr[eo]+z\w*\s?[=(]", re.IGNORECASE)
+
+
+def thawing_said(text: str) -> str:
+    """By which words people say that a run which fitted trains more from some place on, and died there."""
+    for found in _THAWS_AT_ALL.finditer(text):
+        before = text[max(0, found.start() - SENTENCE_BEFORE) : found.start()].rpartition("\n")[2]
+        said = before + text[found.start() : found.end() + SENTENCE_BEHIND].partition("\n")[0]
+        if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and _RAN_FINE.search(text):
+            return found.group()
+    return ""
+
+
+SENTENCE_BEFORE, SENTENCE_BEHIND = 80, 120
+"""Letters around a word that say where in a run it is."""
 _FRESH_FITS = re.compile(
-    r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|a checkpoint))\b"
-    r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?)\b",
+    r"\b(?:fresh(?:ly)?|from scratch|new run|first run|initial run|from the (?:start|beginning)|without (?:resum\w+|(?:a |the )?(?:checkpoint|ckpt)\w*))\b"
+    r"[^\n]{0,60}?\b(?:fine|works?|worked|ok(?:ay)?|fits?|no problem|no oom|trains?|runs?|(?:left over|to spare|left|free))\b",
     re.IGNORECASE,
 )  # fmt: skip
 _RESUMES = re.compile(
-    r"\bresum\w+|\bcontinu\w+ (?:from|the training|training)\b|\bfrom (?:a |the )?checkpoint\b|\breload\w* (?:the )?checkpoint\b",
+    r"\bresum\w+|\bcontinu\w+ (?:from|the training|training)\b|\bfrom (?:a |the )?checkpoint\b|\breload\w* (?:the )?checkpoint\b|\brestor(?:e|es|ed|ing)\b|\bckpt_path\b",
     re.IGNORECASE,
 )  # fmt: skip
 
 
+_RAN_FINE = re.compile(
+    r"\b(?:train(?:ed|ing|s)?|ran|run(?:s|ning)?|phase|stage|first|steps?|epochs?|hours?|\d+ ?h|days?|iterations?|was|were|before)\b[^\n.;]{0,50}?"
+    r"\b(?:fine|ok(?:ay)?|no problems?|(?:without|w/o) (?:a |any )?(?:problems?|oom|issues?)|perfect(?:ly)?|good|well|smooth(?:ly)?|happily)\b"
+    r"|\b(?:fine|ok(?:ay)?|no problems?|perfect(?:ly)?|good|well|smooth(?:ly)?|happily)\b[^\n.;]{0,20}? (?:for|until|till|during|over) [^\n.;]{0,20}?\b(?:\d[\d,.k]*|hours?|days?|steps?|epochs?)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_DIES_RESUMED = re.compile(
+    r"\b(?:resum\w+|continu\w+ (?:from|the training|training)|restart\w* from|reload\w* (?:the )?(?:checkpoint|optimizer)|load\w* (?:the |my |a )?(?:checkpoint|optimizer(?: states?)?))\b"
+    r"(?:(?!\b(?:again|steps?|epochs?|hours?|iterations?)\b)[^\n;]){0,80}?\b(?:oom\w*|out of memory|crash\w*|die[sd]?|fail\w*|explode\w*|not fit)\b"
+    r"|\b(?:oom\w*|out of memory|crash\w*|die[sd]?|fail\w*)\b[^\n.;]{0,50}?\b(?:on|when|while|after|at|upon|during|if)\b[^\n.;]{0,20}?\b(?:resum\w+|continu\w+ (?:from|training)|(?:re)?load\w* (?:the |my |a )?checkpoint)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_TRAINS_ON = re.compile(
+    r"\bresum\w+[^\n.;]{0,40}?\b(?:and|then|it)\b[^\n.;]{0,20}?\b(?:trains?|runs?|works?|goes)\b[^\n.;]{0,20}?\b(?:fine|ok|for|until)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""The same of one that trains on for a while."""
+
+
 def fits_unless_resumed(text: str) -> bool:
-    """Whether people say that a run fits from its beginning, and dies where it goes on from a checkpoint."""
-    return bool(_FRESH_FITS.search(text) and _RESUMES.search(text))
+    """Whether people say that a run fits from its beginning, or fitted, and dies where it goes on from a
+    checkpoint.
+    """
+    fresh = bool(_FRESH_FITS.search(text) and _RESUMES.search(text))
+    dies = _RAN_FINE.search(text) and _DIES_RESUMED.search(text) and not _TRAINS_ON.search(text)
+    return fresh or bool(dies)
 
 
 def _words_of_line(line: str) -> str:
@@ -146,7 +189,16 @@ def change_of_run(log: Log, line: int) -> Change | None:
     return None
 
 
+_FIRST_STEPS = re.compile(
+    r"\bthe first (?P<count>\d[\d,]{0,11}) (?P<of>epoch|step|iteration)s?\b[^\n]{0,50}?\b(?:then|after(?:wards| that| which)?|later|from there)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that a run is another one behind its first steps."""
+
+
 def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
+    for found in _FIRST_STEPS.finditer(text):
+        yield f'the text says "{found.group()}"', found["of"].lower(), int(found["count"].replace(",", ""))
     for name, said in _CHANGE_AT.findall(text) if _CHANGES_NAMED.search(text) else ():
         yield f"{name} is {int(said):,}", "epoch" if "epoch" in name.lower() else "step", int(said)
     for found in _SAID_AT.finditer(text):
@@ -171,3 +223,34 @@ def _epochs_of(log: Log, line: int) -> tuple[int, ...]:
     if (bar and int(bar[1]) > 1) or goes_on(log.lines[first:line]):
         return ()
     return (int(said[1]), int(said[1]) - 1) if said[2] else (int(said[1]),)
+
+
+_OF_EVALUATION = r"(?:validation|evaluation|eval|(?:model|trainer)\.evaluate|evaluating|validating)"
+_DIES = r"(?:die|crash|fail|oom|out of memory|boom|explode|kill)"
+_EVALUATION_SAID = re.compile(
+    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
+    rf"|\b{_OF_EVALUATION}\b(?: (?:loop|step|pass|phase))?[:,]? (?:always |then |still )?{_DIES}"
+    rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,20}}?\b(?:start|begin|run|kick)\w{{0,5}}\b(?:(?!\btrain)[^\n.]){{0,70}}?\b{_DIES}"
+    rf"|\b(?:first|1st|initial) {_OF_EVALUATION}\b[^\n.]{{0,40}}?\b{_DIES}"
+    rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,50}}?\bruns? out of memory\b"
+    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+"
+    r"|(?:验证|评估|评测)[^\n。]{0,12}(?:爆显存|显存不足|爆了|OOM|溢出)|(?:検証|評価)[^\n。]{0,12}(?:OOM|落ち|メモリ不足)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that a training runs, and its evaluation does not."""
+_TRAINS_SAID = re.compile(
+    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b"
+    r"|\btraining itself\b|训练[^\n。]{0,8}(?:没问题|正常|没有问题|可以)|学習[^\n。]{0,8}(?:問題な|正常|できる)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How they say that its steps fit."""
+
+
+def says_evaluation_dies(text: str) -> bool:
+    """Whether people say that a job died in its evaluation."""
+    return bool(_EVALUATION_SAID.search(text))
+
+
+def says_training_fits(text: str) -> bool:
+    """Whether people say that the steps of a training run."""
+    return bool(_TRAINS_SAID.search(text))

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from memsheet.diagnose.causes.growth import leak_words, memory_grows
+from memsheet.diagnose.causes.growth import (
+    is_said_to_grow,
+    leak_words,
+    memory_grows,
+    said_growth_words,
+)
 from memsheet.diagnose.causes.limits import (
     beyond_card_words,
     beyond_limit,
@@ -46,12 +51,17 @@ from memsheet.diagnose.causes.phases import (
     phase_tells,
     phase_words,
     resumption_words,
+    said_training_words,
     wake_up_words,
     wakes_up,
 )
 from memsheet.diagnose.causes.shortages import (
     cached_covers,
+    evaluation_alone_dies,
     evaluation_shortage_words,
+    evaluation_words,
+    fills_its_card,
+    full_card_words,
     is_too_little,
     is_too_little_in_evaluation,
     is_too_little_in_server,
@@ -109,10 +119,14 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, has_unnamed_gap, gap_words, (Cause.OUTSIDE_ALLOCATOR,)),
     Rule(Cause.OTHER_PROCESS, has_small_neighbour, neighbour_words),
     Rule(Cause.REAL_NEED, is_beyond_named_card, named_card_words),
+    Rule(Cause.LEAK, is_said_to_grow, said_growth_words),
     Rule(Cause.REAL_NEED, is_too_little_in_server, server_shortage_words, (Cause.ENGINE_OVERCOMMIT,)),
     Rule(Cause.REAL_NEED, is_too_little_later, later_shortage_words, (Cause.LEAK,)),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.thaws_said), said_training_words),
+    Rule(Cause.REGIME_CHANGE, evaluation_alone_dies, evaluation_words),
     Rule(Cause.REAL_NEED, is_too_little_in_evaluation, evaluation_shortage_words, (Cause.REGIME_CHANGE,)),
     Rule(Cause.REAL_NEED, is_too_little, shortage_words),
+    Rule(Cause.REAL_NEED, fills_its_card, full_card_words),
 )
 
 

@@ -12,6 +12,7 @@ from memsheet.diagnose.frames import (
     BEFORE_TRAINING,
     CHECKPOINT_SAVE,
     EVALUATION,
+    EVALUATION_STEP,
     FRAMES,
     GATHERED,
     GRAPH_CAPTURE,
@@ -30,6 +31,7 @@ from memsheet.diagnose.frames import (
     Frame,
 )
 from memsheet.diagnose.interval import Interval
+from memsheet.diagnose.kept_tensors import growth_in_words, keeps_outputs, lists_losses, sums_losses
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
@@ -37,6 +39,9 @@ from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
     fits_unless_resumed,
+    says_evaluation_dies,
+    says_training_fits,
+    thawing_said,
     thawing_words,
     trained_before,
 )
@@ -72,33 +77,6 @@ _CALL = re.compile(
     r"\b(cross_entropy|log_softmax|top_k_mask_logits|baddbmm|capture_model|event_loop_normal"
     r"|event_loop_overlap|(?:lm_head|output_layer)(?=\())\b"
 )
-_LEAK = re.compile(
-    r"^[ >]*(?:self\.)?((?=\w*(?:total|running|epoch|sum|cum|acc|train|avg|mean|all|history|log))\w*loss\w*)(?:\[[^\]\n]{0,40}\])?\s*"
-    r"(?:\+=|=\s*(?:self\.)?\1\s*\+)\s*(?:self\.)?(?:(?:batch|step|iter|train|cur|current)_?)?loss\s*(?:#[^\n]{0,200})?$",
-    re.MULTILINE | re.IGNORECASE,
-)  # fmt: skip
-"""A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
-_KEPT_LOSS = re.compile(
-    r"^[ >]*(?:self\.)?\w*(?:loss|history)\w*\.append\(\s{0,3}(?:self\.)?\w*loss\s{0,3}\)"
-    r"\s*(?:#[^\n]{0,200})?$",
-    re.MULTILINE | re.IGNORECASE,
-)
-"""A list of losses over steps: of tensors where memory grows with it."""
-_KEPT_OUTPUT = re.compile(
-    r"(?:^[ >]*|`)(?:self\.)?(\w+)\.(?:append|extend)\(\s{0,3}(?:[({\[]\s{0,3}(?:[\"']\w{1,20}[\"']\s?:\s?)?)?(?:self\.)?(?:outs?|outputs?|res(?:ults?)?|preds?|predictions?|logits|hidden(?:_states?)?"
-    r"|feat(?:ure)?s?|emb(?:edding)?s?|model\([^\n]{0,80}\))(?:\.(?:logits|hidden_states|last_hidden_state|pooler_output|attentions))?"
-    r"(?:\[[^\]\n]{0,20}\])?(?:\.detach\(\))?\s{0,3}(?:,[^\n()]{0,60})?[)}\]]?\s{0,3}\)\s*(?:#[^\n]{0,200}$|$|`)",
-    re.MULTILINE,
-)  # fmt: skip
-"""A list of what a model makes, which is not moved off the card."""
-_LATER_BATCH = re.compile(
-    r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
-    r"|\bafter (?:about |around |~)?(?:[2-9]|[1-9]\d{1,6}) (?:batches|iterations|steps|samples|images|files|prompts)\b"
-    r"|\b(?:iteration|step|batch #|batch_idx)[ =:#]{0,3}(?:[2-9]|[1-9]\d{1,6})\b"
-    r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b",
-    re.IGNORECASE,
-)  # fmt: skip
-"""A batch that is not the first."""
 _DOTTED = re.compile(r"(?<=\w) \.{2,200} (?=\S)")
 """What stands between an argument and its value where Megatron-LM prints all (megatron/training/arguments.py,
 _print_args).
@@ -155,9 +133,13 @@ class Signs:
     sums_losses: bool = False
     keeps_losses: bool = False
     """Whether a list of them is made while memory grows from step to step."""
+    grows_said: str = ""
+    """By which words people say that memory only grows, and that the job died late of it."""
     changed_at: Change | None = None
     thaws: str = ""
     """By which words the run said right before it died that it trains more from there on."""
+    thaws_said: str = ""
+    """By which words people say the same of a run whose steps had fitted."""
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
@@ -189,7 +171,10 @@ def read_signs(log: Log, line: int) -> Signs:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     made = frame_of_code(own)
-    if made and (named.frame in (None, SERVER_STEP, BACKWARD) or (named.frame is PROFILE and made is SCORES)):
+    if made and (
+        named.frame in (None, SERVER_STEP, BACKWARD, EVALUATION_STEP)
+        or (named.frame is PROFILE and made is SCORES)
+    ):
         named = replace(named, frame=made)
     if named.frame is None and (_loads_shards(log, line) or (own is window and _says_it_loads(log, line))):
         named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
@@ -206,6 +191,12 @@ def read_signs(log: Log, line: int) -> Signs:
         named = replace(
             named, phase=phase, frame=named.frame or (GRAPH_CAPTURE if phase == "graphs" else None)
         )
+    if (
+        not (named.task or named.phase or of_server)
+        and says_evaluation_dies(text)
+        and says_training_fits(text)
+    ):
+        named = replace(named, task=EVALUATION)
     growth = grows_steadily(log) or step_lines.allocated_growth(log)
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return Signs(
@@ -213,10 +204,10 @@ def read_signs(log: Log, line: int) -> Signs:
         release=_old_release(log, line), program=programs[0] if programs else "",
         trainer=next((name for name in programs if name not in SERVERS), ""),
         windows=_on_windows(text),
-        expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=bool(_LEAK.search(text)),
-        outsized=step_lines.outsized_step(log, line), keeps_outputs=bool(_KEPT_OUTPUT.search(text) and (growth or _LATER_BATCH.search(text))), resumed=fits_unless_resumed(text),
-        keeps_losses=bool(_KEPT_LOSS.search(text) and step_lines.peak_growth(log)),
-        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
+        expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=sums_losses(text), grows_said=growth_in_words(text),
+        outsized=step_lines.outsized_step(log, line), keeps_outputs=keeps_outputs(text, several=bool(growth)), resumed=fits_unless_resumed(text),
+        keeps_losses=lists_losses(text) and bool(step_lines.peak_growth(log)),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 

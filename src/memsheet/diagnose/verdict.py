@@ -16,8 +16,9 @@ from memsheet.diagnose.contradictions import (
     judge_contradictions,
     without_doubtful_process,
 )
-from memsheet.diagnose.cure_tables import FUSED_LOSS, RECOMPUTE
-from memsheet.diagnose.cures import cures_of, shared_term, without_growth
+from memsheet.diagnose.cures.choice import cures_of, without_growth
+from memsheet.diagnose.cures.tables import FUSED_LOSS, RECOMPUTE
+from memsheet.diagnose.cures.tensors import shared_term
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
 from memsheet.diagnose.frames import PROFILE, SERVING
 from memsheet.diagnose.identities import product_of_text, tensor_of
@@ -397,9 +398,7 @@ def _without_message(
                 f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
             ),
         )
-    if not failed and (
-        echo := next((words for sign, words in below_torch.ECHOES if sign in log.squeezed), "")
-    ):
+    if not failed and (echo := below_torch.echo_words(log)):
         return replace(nothing, found=True, cause=Cause.FOLLOW_UP_ERROR, because=echo)
     deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
     if deaths and not failed:

@@ -7,7 +7,7 @@ import re
 import pytest
 from tests.unit.diagnose.corpus import FULL_CARD, brackets, modern, traced
 
-from memsheet.diagnose.cure_tables import FUSED_LOSS
+from memsheet.diagnose.cures.tables import FUSED_LOSS
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 

@@ -311,7 +311,7 @@ def test_a_runtimes_account_of_its_start_tells_what_has_no_room(said: str, cause
         ("after 20 messages it dies", Cause.LEAK),
         ("memory usage grows slowly until it dies", Cause.LEAK),
         ("trial 0 ok, trial 1 ok, trial 2 dies", Cause.LEAK),
-        ("training works, it dies in the validation loop", Cause.REGIME_CHANGE),
+        ("it dies in the validation loop", Cause.REGIME_CHANGE),
         ("evaluation always crashes", Cause.REGIME_CHANGE),
         ("a batch size of 8 dies, evaluation is off", None),
         ("it dies in the first step", None),

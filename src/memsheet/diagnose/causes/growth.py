@@ -23,6 +23,18 @@ def memory_grows(of: Figures, signs: Signs) -> bool | None:
     return bool(held) and not _may_be_pieces(of, held)
 
 
+def is_said_to_grow(_: Figures, signs: Signs) -> bool | None:
+    """People say so, and that the job died late of it."""
+    return bool(signs.grows_said)
+
+
+def said_growth_words(of: Figures, signs: Signs) -> str:
+    return (
+        f'the text says that memory grows or is kept ("{signs.grows_said}") and that the job dies late: what is held from step '
+        f"to step fills the card, until {size_words(of.asked)} have no room"
+    )  # fmt: skip
+
+
 def _may_be_pieces(of: Figures, grown: tuple[Interval, ...]) -> bool:
     return of.unallocated is None or of.unallocated.high * 2 > (grown[-1] - grown[0]).low
 

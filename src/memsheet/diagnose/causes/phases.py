@@ -73,6 +73,13 @@ def more_training_words(of: Figures, signs: Signs) -> str:
     )
 
 
+def said_training_words(of: Figures, signs: Signs) -> str:
+    return (
+        f'the text says that more is trained from some place of the run on ("{signs.thaws_said}") and that its steps before '
+        f"fitted: more is kept for backward, and gradients and states of it are made; {size_words(of.asked)} were asked for"
+    )  # fmt: skip
+
+
 def long_batch_words(of: Figures, signs: Signs) -> str:
     tokens, most = signs.outsized or (0, 0)
     return (

@@ -15,6 +15,7 @@ from memsheet.diagnose.interval import (
     at_most_words,
     size_words,
 )
+from memsheet.diagnose.regimes import says_evaluation_dies, says_training_fits
 from memsheet.diagnose.signs import Signs
 
 
@@ -56,6 +57,30 @@ def is_too_little(of: Figures, _: Signs) -> bool | None:
     return None if covered is None else not covered
 
 
+def fills_its_card(of: Figures, _: Signs) -> bool:
+    """What is free and kept is a fiftieth of the card together, or less: tensors fill it, whatever pieces
+    the rest lies in. Of a message that does not say what is free: tensors alone take all but a twentieth, and
+    what is kept beside them is less than what is asked for.
+    """
+    if None in (of.allocated, of.capacity, of.unallocated, of.free):
+        return False
+    kept, card = of.unallocated or NOTHING, of.capacity or NOTHING
+    if of.free_is_said:
+        return at_least((of.free or NOTHING) + kept, card.times(1, 50)) is False
+    part = card.times(1, 20)
+    full = at_least((of.allocated or NOTHING) + part, card) is True
+    return full and at_least(kept, part) is False and at_least(kept, of.asked) is False
+
+
+def full_card_words(of: Figures, _: Signs) -> str:
+    left = (
+        f"{sum_words(of)}, less than a fiftieth of the card's {size_words(of.capacity or NOTHING)}" if of.free_is_said
+        else f"tensors take {size_words(of.allocated or NOTHING)} of the card's {size_words(of.capacity or NOTHING)}, what is kept beside "
+        f"them is {size_words(of.unallocated or NOTHING)}, and what was free is not said"
+    )  # fmt: skip
+    return f"{left}: the card is full, and {size_words(of.asked)} more were asked for"
+
+
 _CACHE_SET = re.compile(
     r"\bgpu[_-]memory[_-]utilization\b|\bmem[_-]fraction[_-]static\b|\bcache[_-]max[_-]entry[_-]count\b"
     r"|free_gpu_memory_fraction\b|\bcache_size\b[\"']?\s{0,3}[:=]?\s{0,3}\d{4,7}\b"
@@ -73,9 +98,9 @@ def is_too_little_in_server(of: Figures, signs: Signs) -> bool | None:
 
 
 _GROWS_SAID = re.compile(
-    r"\b(?:memory|vram|usage|it)\b[^\n.]{0,30}?\b(?:creep|grow|climb|increas|ris|accumulat|pil)(?:e?s|ing|ed)?\b(?:[^\n.]{0,20}\b(?:up|slowly|steadily|each|every|over time|until))"
+    r"(?<!cpu )(?<!host )(?<!system )\b(?:memory|vram|usage|it)\b[^\n.]{0,30}?\b(?:creep|grow|climb|increas|ris|accumulat|pil)(?:e?s|ing|ed)?\b(?:[^\n.]{0,20}\b(?:up|slowly|steadily|each|every|over time|until))"
     r"|\b(?:second|2nd|third|3rd|next) (?:time|call|run)\b[^\n]{0,60}\b(?:die|crash|fail|oom|run out|out of memory)"
-    r"|\bfirst (?:time|call|run|cell)\b[^\n.]{0,30}\b(?:work|fine|ok|run)[^\n]{0,60}\b(?:second|2nd|again|next)\b"
+    r"|\bfirst (?:time|call|run|cell|execution)\b[^\n.]{0,30}\b(?:work|fine|ok|run)[^\n]{0,60}\b(?:second|2nd|again|next)\b|\b(?:run|execute|call)\w{0,4} (?:it|the (?:cell|function|script|same))\b[^\n.]{0,12}\b(?:again|twice)\b[^\n.]{0,20}\b(?:oom|out of memory|die|crash|fail)"
     r"|\btrial 0\b[^\n]{0,80}\btrial [1-9]\d{0,2}\b[^\n.]{0,30}\b(?:die|crash|fail|oom)"
     r"|\bafter \d{1,4} (?:messages|turns|questions|requests|calls|folds|trials)\b",
     re.IGNORECASE,
@@ -83,22 +108,31 @@ _GROWS_SAID = re.compile(
 """How people say that the same ran before, and that memory is not given back."""
 
 
-_EVALUATION_SAID = re.compile(
-    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
-    r"|\b(?:validation|evaluation|eval)\b (?:loop |step |pass |phase )?(?:always |then |still )?(?:die|crash|fail|oom)",
-    re.IGNORECASE,
-)  # fmt: skip
-"""How people say that a training runs, and its evaluation does not."""
-
-
 def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it ran before and memory is not given back."""
-    return is_too_little(of, signs) if _GROWS_SAID.search(signs.text) else False
+    return _lacks_room(of, signs) if _GROWS_SAID.search(signs.text) else False
 
 
 def is_too_little_in_evaluation(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it died in an evaluation."""
-    return is_too_little(of, signs) if not signs.phase and _EVALUATION_SAID.search(signs.text) else False
+    return _lacks_room(of, signs) if not signs.phase and says_evaluation_dies(signs.text) else False
+
+
+def _lacks_room(of: Figures, signs: Signs) -> bool | None:
+    return True if fills_its_card(of, signs) else is_too_little(of, signs)
+
+
+def evaluation_alone_dies(_: Figures, signs: Signs) -> bool:
+    """The same where they say besides that the steps of the training fit."""
+    dies = not signs.phase and says_evaluation_dies(signs.text)
+    return bool(dies and says_training_fits(signs.text))
+
+
+def evaluation_words(of: Figures, _: Signs) -> str:
+    return (
+        f"the training's steps are said to fit, and its evaluation to die: {size_words(of.asked)} were asked for there, "
+        "more than what the steps leave"
+    )  # fmt: skip
 
 
 def sum_words(of: Figures) -> str:

@@ -266,14 +266,38 @@ _REMOTE = (
     "this rank only says that another one is gone, or that the network between them failed: what that one died of, "
     "memory or not, stands in its own log"
 )  # fmt: skip
+_LAUNCHED = (
+    "the launcher only says that one of its processes ended with an error: what it died of, memory or not, stands in "
+    "that process's own traceback, which is not in this text"
+)  # fmt: skip
 ECHOES = (
+    ("traceback:Toenabletracebacksee:", _LAUNCHED),
     ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
     ("EngineCorefailedtostart.Seerootcauseabove", _ENGINE),
+    ("Enginecoreinitializationfailed.Seerootcauseabove", _ENGINE),
     ("AsyncEngineDeadError", _ENGINE),
+    ("schedulerisdead.Pleasecheckifthere", _ENGINE),
     ("remoteprocessexitedortherewasanetworkerror", _REMOTE),
     ("ncclRemoteError:", _REMOTE),
 )
-"""What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py; nccl.h, ncclRemoteError)."""
+"""What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py and utils.py,
+wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h,
+ncclRemoteError; torch/distributed/elastic/multiprocessing/errors/__init__.py, format_msg).
+"""
+_OTHER_ERROR = re.compile(
+    r"(?!RuntimeError: Engine)(?:\w{1,40}\.){0,8}(?!(?:Async)?EngineDead|EOFError|ChildFailed)\w{1,60}(?:Error|Exception)(?:: |$)"
+)  # fmt: skip
+
+
+def echo_words(log: Log) -> str:
+    """What a program says of an end that happened elsewhere; nothing where a server's own error stands in
+    the same log.
+    """
+    said = next((words for sign, words in ECHOES if sign in log.squeezed), "")
+    told = said in (_ENGINE, _LAUNCHED) and any(_OTHER_ERROR.match(each) for each in log.lines)
+    return "" if told else said
+
+
 _ASKS_LESS = re.compile(
     r"failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
 )

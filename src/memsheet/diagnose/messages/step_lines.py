@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes
@@ -53,6 +53,7 @@ _ROW = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """A numbered step and a figure, and nothing else."""
+_UNIT_IN_HEAD = re.compile(r"[(\[ ,_]([GM]i?B)\b", re.IGNORECASE)
 _PEAK = re.compile(
     rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?{_SIZE}",
     re.IGNORECASE,
@@ -74,10 +75,20 @@ ENOUGH = 4
 """Steps of growth that are no accident."""
 
 
-def steady_growth(sizes: list[Interval]) -> tuple[Interval, ...]:
-    """Where growth began, and the last sizes, where these have only grown by about the same; else nothing."""
+_NUMBERED = re.compile(rf"{_COUNTS}[\"']?[ #:=\[|]{{0,6}}(\d[\d,]{{0,9}})(?![\d.])", re.IGNORECASE)
+"""A count of a line, and its number."""
+
+
+def steady_growth(sizes: list[Interval], lines: Sequence[str] = ()) -> tuple[Interval, ...]:
+    """Where growth began, and the last sizes, where these have only grown by about the same; else nothing.
+    ``lines``: those that say the sizes, whose steps may lie apart by different counts.
+    """
     tail = sizes[-ENOUGH - 1 :]
-    steps = [later.middle - earlier.middle for earlier, later in itertools.pairwise(tail)]
+    apart = _counts_between(lines[-len(tail) :]) or [1] * (len(tail) - 1)
+    steps = [
+        (later.middle - earlier.middle) / count
+        for (earlier, later), count in zip(itertools.pairwise(tail), apart, strict=True)
+    ]
     steady = len(steps) >= ENOUGH and min(steps) > 0 and max(steps) <= 2 * min(steps)
     if not steady:
         return ()
@@ -87,14 +98,67 @@ def steady_growth(sizes: list[Interval]) -> tuple[Interval, ...]:
     return (*sizes[begun : begun + (begun < len(sizes) - len(tail))], *tail)
 
 
+def _counts_between(lines: Sequence[str]) -> list[int]:
+    """How many steps lie between lines, by the first of their counts that only grows; nothing where none
+    does.
+    """
+    counted = ([int(each.replace(",", "")) for each in _NUMBERED.findall(line)] for line in lines)
+    for numbers in zip(*counted, strict=False):
+        apart = [later - earlier for earlier, later in itertools.pairwise(numbers)]
+        if apart and min(apart) > 0:
+            return apart
+    return []
+
+
+_PAIR = re.compile(
+    rf"(?<![A-Za-z])(?:after\s)?{_UNITS}\s?#?\s?(?P<count>\d[\d,]{{0,8}})\b[^\n\d;.]{{1,24}}?(?P<size>{NUMBER})\s?(?P<unit>[GM]i?B)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""A count and a figure, of which a sentence holds several."""
+
+
+def _pairs_of_sentences(log: Log) -> Iterator[tuple[Interval, ...]]:
+    """Figures that one line says of several counts, each larger than the one before it, and of no peak."""
+    for line in log.lines:
+        several = line.upper().count("B") > ENOUGH and not _PEAKS.search(line)
+        found = list(_PAIR.finditer(line)) if several else []
+        counts = [int(each["count"].replace(",", "")) for each in found]
+        if len(found) > ENOUGH and all(one < other for one, other in itertools.pairwise(counts)):
+            yield tuple(size for each in found if (size := printed_bytes(each["size"], each["unit"])))
+
+
+def _rows_of_table(lines: Sequence[str], columns: int) -> Iterator[list[str]]:
+    """Cells of a table's rows, until a line that has other columns."""
+    for line in lines:
+        cells = [each.strip() for each in line.split("|")]
+        if len(cells) != columns:
+            return
+        yield cells
+
+
+def _columns_of_tables(log: Log) -> Iterator[tuple[Interval, ...]]:
+    """A column of a table whose first one counts, under a heading that says that it is what is allocated."""
+    for place, line in enumerate(log.lines):
+        heads = [each.strip() for each in line.split("|")] if "lloc" in line else [""]
+        column = next((n for n, head in enumerate(heads) if "lloc" in head and not _PEAKS.search(head)), 0)
+        unit = _UNIT_IN_HEAD.search(heads[column])
+        if not column or not unit or not _OF_COUNTS.search(heads[0]):
+            continue
+        rows = _rows_of_table(log.lines[place + 1 :], len(heads))
+        figures = (row[column] for row in rows if row[0].isdigit())
+        yield tuple(size for each in figures if (size := printed_bytes(each.replace(",", ""), unit[1])))
+
+
 def allocated_growth(log: Log) -> tuple[Interval, ...]:
     """What a script's own lines say is allocated from step to step, where it only grew."""
     lines = [_PEAKS.sub("peak", line) for line in log.lines if "lloc" in line]
-    sizes = _sizes_in(lines, _ALLOCATED)
+    sized = [line for line in lines if _ALLOCATED.search(line)]
+    sizes = _sizes_in(sized, _ALLOCATED)
     counted = (_COUNTED.search(line) for line in lines)
     exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
-    listed = (steady_growth(list(sizes)) for sizes in _lists_of_sizes(log))
-    return steady_growth(sizes) or steady_growth(exact) or next((each for each in listed if each), ())
+    told = itertools.chain(_lists_of_sizes(log), _columns_of_tables(log), _pairs_of_sentences(log))
+    listed = (steady_growth(list(sizes)) for sizes in told)
+    return steady_growth(sizes, sized) or steady_growth(exact) or next((each for each in listed if each), ())
 
 
 def _sizes_in(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Interval]:

@@ -2,6 +2,8 @@
 
 The sentences are those of c10/cuda/CUDACachingAllocator.cpp: until 2.0 all figures in brackets, since 2.1 a
 sentence a figure, since 2.4 private pools apart. Figures are ``format_size``'s, two digits behind the point.
+Cambricon/torch_mlu (torch_mlu/csrc/framework/core/caching_allocator.cpp) and MooreThreads/torch_musa
+(torch_musa/csrc/core/MUSACachingAllocator.cpp) say the same of their devices.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ KIND = "allocator"
 TRIED, NEAR = "Triedtoallocate", 400
 """The words before the size, and how far behind a message's first words they stand at the most."""
 _START = re.compile(
-    r"(?P<who>CUDA|HIP|XPU|NPU|MPSbackend)outofmemory(?=[.(]|$)"
+    r"(?P<who>CUDA|HIP|XPU|NPU|MLU|MUSA|MPSbackend)outofmemory(?=[.(]|$)"
     r"|Allocationondevice\d{0,4}(?:wouldexceedallowedmemory)?\.?\(?(?=outofmemory)"
     rf"|{TRIED}(?=\d)"
 )
@@ -60,7 +62,7 @@ _DRIVER_POOL = {
     "allowed": re.compile(rf"PyTorchlimit\(setbyuser-suppliedmemoryfraction\):{_SIZE}"),
 }
 _PROCESS = re.compile(rf"Process(\d{{1,10}})has{_SIZE}memoryinuse")
-_DEVICE = re.compile(r"(?:GPU|NPU|XPU)(\d{1,4})(?:hasatotal|;)")
+_DEVICE = re.compile(r"(?:GPU|NPU|XPU|MLU)(\d{1,4})(?:hasatotal|;)")
 REACH = 6000
 """Letters after its beginning within which a message ends: some thirty processes are named in so many."""
 IN_WARNING = re.compile(r"(?:User|Runtime)Warning:[^:]{0,120}$")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.diagnose.causes.shortages import short_bytes
-from memsheet.diagnose.cure_tables import KEEP_NOTHING
-from memsheet.diagnose.cures import alloc_conf, cures_of
+from memsheet.diagnose.cures.allocator_settings import alloc_conf
+from memsheet.diagnose.cures.choice import cures_of
+from memsheet.diagnose.cures.tables import KEEP_NOTHING
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import NOTHING, Interval, size_words
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Judgement, Term

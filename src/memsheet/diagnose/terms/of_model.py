@@ -15,10 +15,11 @@ from memsheet.diagnose.candidates import (
     WIDTHS,
     Axes,
     Candidate,
+    Widths,
     fit_of,
     raises,
 )
-from memsheet.diagnose.cure_tables import EIGHT_BITS
+from memsheet.diagnose.cures.tables import EIGHT_BITS
 from memsheet.diagnose.frames import BACKWARD, CHECKPOINT, LOGITS, REDUCED, SCORES, STEP_SIZES, Frame
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.log_programs import SERVERS
@@ -39,7 +40,6 @@ from memsheet.diagnose.signs import Signs
 from memsheet.diagnose.tracebacks import writes_scores
 from memsheet.frozen import NamedTuple
 
-Widths = tuple[tuple[int, str], ...]
 OF_WEIGHTS = ("parameters", "optimizer_states", "unsharded_parameters", "master_weights", "gradients")
 """Components of which a single tensor may be a whole weight, or as large as one."""
 FLAT = ("optimizer_states", "master_weights", "gradients", "unsharded_parameters")
@@ -60,6 +60,8 @@ _MADE_OF_TOKENS = re.compile(
     r"|intermediate_cache"
 )
 """What a line of code calls what is made of tokens."""
+EITHER = " or "
+"""What stands between two shapes of which tokens are not said."""
 HALVES = "or in 16 bits of twice as many (how many sequences there are is not said)"
 _DTYPE = re.compile(r"\b(?:torch_)?dtype[\"']?\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?b?f(?:loat|p)?(16|32)\b")
 """Bits in which weights are loaded, where a text says it."""
@@ -293,7 +295,7 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
         else LAYER
     )
     likely_frames = (None, BACKWARD, told, *(() if writes_scores(signs.code) else (SCORES,)))
-    rank = BOTH_KNOWN if frame in likely_frames else BOTH_KNOWN - 1
+    rank = BOTH_KNOWN if frame in likely_frames else BOTH_KNOWN - 1 - (unsaid and frame is SCORES)
     widths = WIDTHS[:1] if raises(signs.code) else WIDTHS[1:] if _stays_in_16_bits(signs) else WIDTHS
     its = ", or its gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
     found: dict[tuple[str, int, int], Sized] = {}
@@ -306,7 +308,7 @@ def _layer_activations(signs: Signs, axes: Axes) -> Iterator[Sized]:
             if unsaid and unit == "tokens":
                 sure = False
                 if width == 2 and len(widths) > 1 and count % 2 == 0:
-                    twin = f" or [{', '.join(map(str, (count // 2, *of_token.axes)))}] fp32"
+                    twin = f"{EITHER}[{', '.join(map(str, (count // 2, *of_token.axes)))}] fp32"
                     either = f", or as many bytes in fp32 of {count // 2:,}"
             made = Sized(
                 told.component, told.path, (count, *of_token.axes), width, dtype,

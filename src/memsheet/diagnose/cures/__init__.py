@@ -1,0 +1,1 @@
+"""Changes that would have served a request that failed, or would not: each kind in its room."""

@@ -1,0 +1,55 @@
+"""What gives back what others hold of a card, the host, or this process outside its allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memsheet.diagnose.causes.neighbours import are_siblings, gap_of_card
+from memsheet.diagnose.cures.tables import FEWER_GRAPHS, OF_LIBRARIES
+from memsheet.diagnose.figures import OUTSIDE_MOST, Figures, aligned_bytes
+from memsheet.diagnose.interval import NOTHING, at_least, size_words
+from memsheet.diagnose.message import MAYBE, YES, Cure
+from memsheet.diagnose.messages.colocated import cures_of_colocated, shares_a_card
+from memsheet.diagnose.signs import Signs
+from memsheet.frozen import replace
+
+
+def against_outside(figures: Figures, signs: Signs) -> Iterator[Cure]:
+    """By what of this process a text names that holds memory outside the allocator."""
+    if shares_a_card(signs.text):
+        yield from cures_of_colocated(signs.text, signs.sleep_freed)
+    named = [cure for sign, cure in OF_LIBRARIES if sign.search(signs.text)]
+    saves = None if shares_a_card(signs.text) else max(0, (figures.outside or NOTHING).high - OUTSIDE_MOST)
+    yield from (replace(cure, saves_bytes=saves if len(named) == 1 else None) for cure in named[:2])
+    if not named:
+        yield replace(FEWER_GRAPHS, saves_bytes=saves)
+        yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
+
+
+def without_others(figures: Figures) -> Iterator[Cure]:
+    if are_siblings(figures):
+        yield Cure(
+            change="let every rank choose its own card first", helps=MAYBE, saves_bytes=figures.others_total.high,
+            where="torch.cuda.set_device(local_rank)", why="a rank that does not makes its context on the first card",
+        )  # fmt: skip
+        return
+    held = figures.others_total if figures.others else figures.unseen or gap_of_card(figures) or NOTHING
+    served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True
+    named = ", ".join(
+        figures.process_words(pid)
+        for pid, _ in sorted(figures.others, key=lambda other: -other[1].middle)[:3]
+    )
+    yield Cure(
+        change=f"end or move the other {'processes' if len(figures.others) > 1 else 'process'} {named}".rstrip() if named else "find who else is on the card",
+        helps=YES if served and named else MAYBE, saves_bytes=held.high, where="nvidia-smi" if named else "nvidia-smi (on the host)",
+        why=f"{size_words(figures.free or NOTHING)} free + {size_words(held)} of theirs cover the request",
+    )  # fmt: skip
+    yield Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N")
+
+
+def without_host(figures: Figures) -> Iterator[Cure]:
+    yield Cure(
+        change="the host's programs ended, and the files that it keeps in memory let go", helps=MAYBE,
+        saves_bytes=(figures.unseen or NOTHING).high, where="sync; echo 3 > /proc/sys/vm/drop_caches",
+        why="the device's memory is the host's",
+    )  # fmt: skip

@@ -1,0 +1,179 @@
+"""Changes where a job needs more than is left: by what runs, then by what the request is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from memsheet.diagnose.cures.tables import (
+    BUCKETS,
+    CHUNKED,
+    EIGHT_BITS,
+    FUSED_LOSS,
+    FUSED_ON,
+    MORE_CHUNKS,
+    OF_COMPONENT,
+    OF_PHASE,
+    ONE_BY_ONE,
+    ONE_SEQUENCE,
+    RECOMPUTE,
+    SMALL_STATES,
+    SMALLER_BUCKETS,
+    SMALLER_UNITS,
+    SPREAD_STATES,
+    STATED_SHARDS,
+    STATES,
+    STEPS,
+    TRAINERS,
+    UNITS,
+)
+from memsheet.diagnose.cures.tensors import grows_with_batch, place_of_scoreless, without_scores
+from memsheet.diagnose.cures.without_training import without_training
+from memsheet.diagnose.figures import Figures, aligned_bytes
+from memsheet.diagnose.frames import GATHER, REDUCED, STEP_SIZES
+from memsheet.diagnose.interval import at_least, size_words
+from memsheet.diagnose.message import MAYBE, NO, YES, Cure, Term
+from memsheet.diagnose.signs import Signs
+from memsheet.frozen import replace
+
+OF_PREFERENCES = "use_liger_loss=True (use_liger_kernel=True in later releases)"
+
+
+PREFERS = re.compile(r"\btrl/trainer/(?:dpo|grpo|kto)_|\b(?:DPO|GRPO|KTO)(?:Config|Trainer)\b")
+"""TRL's trainers of preferences, whose option it is (huggingface/trl v0.25.0, trl/trainer/dpo_config.py)."""
+
+
+def _place_of_shards(text: str) -> str:
+    """Where a configuration that stands in the text is told of more shards; empty where none does."""
+    for pattern, more, host in STATED_SHARDS:
+        if found := pattern.findall(text):
+            return host if found[-1] in ("3", "FULL_SHARD") else more
+    return ""
+
+
+LESS_OF_ONE = "half the length: the loss takes one sequence at a time"
+
+
+HALF, HALF_LENGTH = "half the micro-batch or half the length", "half the length: one row is a micro-batch"
+
+
+_ROWS = re.compile(
+    r"(?<![a-z])(?:per_device_train_batch_size|micro_(?:train_)?batch_size(?:_per_gpu)?|local_batch_size"
+    r"|instantaneous batch size per device|micro[_ ]?batch(?:[_ ]?size)?|mbs|bs)"
+    r"[\"']?\s{0,3}[:=]?\s{0,3}(\d{1,5})\b",
+    re.IGNORECASE,
+)
+"""Rows of a micro-batch, as trainers call them."""
+
+
+def _trains_single_rows(signs: Signs) -> bool:
+    """Whether every micro-batch that a text says is of one row, or the plan's is."""
+    return signs.single_rows or set(_ROWS.findall(signs.text.replace("-", "_"))) == {"1"}
+
+
+def _unless_in_eight_bits(cure: Cure, signs: Signs) -> Cure:
+    if cure.change != SMALL_STATES or not (signs.eight_bits or EIGHT_BITS.search(signs.text)):
+        return cure
+    return replace(cure, helps=NO, where="", why="they are in eight bits already")
+
+
+def for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
+    """By what runs, then by what the request is."""
+    if signs.task:
+        yield from without_training(figures, signs, term)
+        return
+    phase = signs.phase or (signs.frame.phase if signs.frame else "")
+    if found := OF_PHASE.get(signs.phase) or (OF_PHASE[phase] if phase in ("save", "restore") else ()):
+        yield from found
+        return
+    in_step = signs.frame is STEP_SIZES
+    if in_step:
+        yield replace(ONE_BY_ONE, where=STEPS.get(signs.trainer, ONE_BY_ONE.where))
+    component = "optimizer_states" if in_step else term.component if term else ""
+    if states := OF_COMPONENT.get(component):
+        own = STATES.get(signs.trainer, {})
+        stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
+        placed = (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in states)
+        yield from (_unless_in_eight_bits(cure, signs) for cure in placed)
+        return
+    if signs.frame is GATHER:
+        yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
+    if signs.frame is REDUCED:
+        yield replace(SMALLER_BUCKETS, where=BUCKETS.get(signs.trainer, SMALLER_BUCKETS.where))
+    lines = TRAINERS.get(signs.trainer, {})
+    proportional = grows_with_batch(term)
+    at_loss = term is not None and term.path == "loss"
+    half = figures.asked.times(1, 2)
+    free = figures.free if figures.free_is_said else None
+    if proportional and term is not None and term.path == "loss/log_probs":
+        yield Cure(
+            change="fewer tokens in one pass",
+            helps=MAYBE,
+            saves_bytes=half.high,
+            where=lines.get("tokens", lines.get("batch", "")),
+            why="logits are tokens × vocabulary wide",
+        )
+        if signs.trainer == "verl":
+            yield Cure(
+                change="log-probabilities without full logits",
+                helps=MAYBE,
+                where=lines["loss"],
+                why="the tensor asked for is not made then",
+            )
+        if signs.trainer == "TRL" and not FUSED_ON.search(signs.text):
+            yield Cure(
+                change=FUSED_LOSS,
+                helps=MAYBE,
+                where=OF_PREFERENCES,
+                why="the loss then makes the logits of one sequence at a time; what is read without a loss is not made smaller",
+            )  # fmt: skip
+        else:
+            yield Cure(
+                change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins"
+            )
+    elif proportional and at_loss and CHUNKED in signs.text:
+        yield MORE_CHUNKS
+    elif proportional and at_loss and FUSED_ON.search(signs.text):
+        yield Cure(
+            change=FUSED_LOSS,
+            helps=NO,
+            why="it is on already: one sequence's logits are made at a time"
+            if ONE_SEQUENCE.search(signs.text)
+            else "it is on already, and this pass makes them all the same",
+        )
+    elif proportional and at_loss:
+        yield Cure(
+            change=FUSED_LOSS,
+            helps=MAYBE,
+            saves_bytes=figures.asked.high,
+            where=OF_PREFERENCES if PREFERS.search(signs.text) else lines.get("loss", ""),
+            why="the tensor asked for is not made then",
+        )
+    elif term is not None and term.path == "attention/scores":
+        yield without_scores(figures, place_of_scoreless(signs))
+    if not (term is not None and term.path == "loss/log_probs"):
+        served = (
+            free is not None
+            and proportional
+            and term is not None
+            and (term.exact or term.rows is not None)
+            and at_least(free, aligned_bytes(half)) is True
+        )
+        single = _trains_single_rows(signs)
+        if single and term is not None and term.path == "attention/scores":
+            half = figures.asked.times(1, 4)  # as long as it is wide
+        by_sequence = at_loss and bool(ONE_SEQUENCE.search(signs.text))
+        yield Cure(
+            change=LESS_OF_ONE if by_sequence else HALF_LENGTH if single else HALF,
+            helps=YES if served else MAYBE,
+            saves_bytes=figures.asked.high - half.low if proportional else None,
+            where="" if by_sequence or single else lines.get("batch", ""),
+            why=f"the request is then {size_words(half)}" if proportional else "",
+        )
+        if not served or term is None or term.component == "saved_activations":
+            yield Cure(
+                change=RECOMPUTE,
+                helps=NO if signs.recomputes else MAYBE,
+                where=lines.get("recompute", "torch.utils.checkpoint"),
+                why="it is on already" if signs.recomputes else "",
+            )
