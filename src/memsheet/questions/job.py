@@ -17,6 +17,7 @@ from memsheet.jobs.account import account_job
 from memsheet.jobs.document import SCHEMA, VALUES, WrittenJob, WrittenPhase, WrittenRole, read_job
 from memsheet.jobs.first_step import first_step
 from memsheet.jobs.templates import TEMPLATES, job_of_template
+from memsheet.jobs.templates.planned import Sizes
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.job import Job, Phase, Role, Work
@@ -69,7 +70,7 @@ def document_of(
     """The document that a file or a template's name stands for. Raises InputError for what is neither."""
     said = {key: value for key, value in options.items() if value is not None}
     if isinstance(named, str) and named in TEMPLATES:
-        return job_of_template(named, said)
+        return job_of_template(named, said, sizes_of_model)
     extra = [key for key in said if key not in MACHINES]
     raise_if_problems(
         Problem(
@@ -83,6 +84,12 @@ def document_of(
     if not path.suffix and not path.exists():
         raise input_error("job", str(named), "is no template and no file", f"one of {', '.join(TEMPLATES)}")
     return read_json(path)
+
+
+def sizes_of_model(name: str) -> Sizes:
+    """What a template needs of a model besides its name. Raises InputError for one that nobody knows."""
+    model = read_named_model(name, "train", None)
+    return Sizes(vocab=model.vocab, hidden=model.hidden, layers=model.layers)
 
 
 def answer_job(

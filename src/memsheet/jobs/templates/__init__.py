@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, nearest_words, raise_if_problems
-from memsheet.jobs.templates.option import Option, Template
+from memsheet.jobs.templates.option import Option, SizesOf, Template
 from memsheet.jobs.templates.trl import TEMPLATES as OF_TRL
 from memsheet.patterns import late_pattern
 
@@ -155,9 +155,9 @@ def template_options() -> dict[str, Option]:
     return {name: option for one in TEMPLATES.values() for name, option in one.options.items()}
 
 
-def job_of_template(name: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a template with options as they are said. Raises InputError for what it does not
-    know.
+def job_of_template(name: str, said: Mapping[str, Any], sizes_of: SizesOf) -> dict[str, Any]:
+    """The document of a template with options as they are said. ``sizes_of``: what gives a model's sizes by
+    its name. Raises InputError for what it does not know.
     """
     template = TEMPLATES[name]
     machines = ("gpus", "nodes", "per_node", "host_memory", "cluster")
@@ -171,4 +171,5 @@ def job_of_template(name: str, said: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in said.items()
         if key not in (*template.options, *machines)
     )  # fmt: skip
-    return template.make({key: said[key] for key in said if key in (*template.options, *machines)})
+    own = {key: said[key] for key in said if key in (*template.options, *machines)}
+    return template.make(own, sizes_of)

@@ -102,6 +102,11 @@ def card_count(plan: Mapping[str, Any]) -> int:
     return prod(int(mesh.get(axis, 1)) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))
 
 
-def extra_item(component: str, path: str, sizes: tuple[int, int, int], why: str) -> dict[str, Any]:
-    """Bytes of a phase that are of no role's own step, as the document has them."""
-    return {"component": component, "path": path, "bytes": list(sizes), "why": why}
+def extra_item(
+    component: str, path: str, sizes: tuple[int, int, int], why: str, *instants: str
+) -> dict[str, Any]:
+    """Bytes of a phase that are of no role's own step, as the document has them. ``instants``: of the step
+    those at which they are there, all where none is named.
+    """
+    found = {"component": component, "path": path, "bytes": list(sizes), "why": why}
+    return {**found, **({"instants": list(instants)} if instants else {})}
