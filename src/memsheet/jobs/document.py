@@ -24,7 +24,10 @@ HEADS = TOKENS, VALUES = "tokens", "values"
 """What a role's head gives of each token: a vocabulary's logits, or one value."""
 OF_PHASE = ("name", "active", "work", "plan", "residents", "logits", "items")
 OF_EXTRA = ("component", "path", "bytes", "why", "role", "instants")
-SERVING, TRAINING = (Instant.PREFILL, Instant.DECODE), (Instant.FORWARD, Instant.LOSS, Instant.BACKWARD, Instant.OPTIMIZER_STEP)
+SERVING, TRAINING = (
+    (Instant.PREFILL, Instant.DECODE),
+    (Instant.FORWARD, Instant.LOSS, Instant.BACKWARD, Instant.OPTIMIZER_STEP),
+)
 E = TypeVar("E", bound=Enum)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError
@@ -12,7 +12,6 @@ from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.frozen import replace
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec
-from memsheet.questions.file_answers import AccountedJob
 from memsheet.questions.named_models import (
     model_of,
 )
@@ -20,6 +19,9 @@ from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.resolve.length import derived_max_length
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
+
+if TYPE_CHECKING:
+    from memsheet.questions.file_answers import AccountedJob
 
 
 def join_on_cards(
@@ -48,6 +50,18 @@ def gpus_of_degrees(gpus: Any, job: AccountedJob) -> str | None:
     if not gpus or not any(NOT_THE_PRODUCT in reason for reason in job.why_not):
         return None
     return f"{mesh_product(job.whole.request)}x{named_cards(str(gpus))[1]}"
+
+
+def nodes_of_files(gpus: Any, where: Mapping[str, Any], reads: Mapping[str, Read]) -> dict[str, Any]:
+    """The cluster's words with the GPUs of a node that files say, where they start as many processes as
+    there are cards, and nobody else says how the cards are divided over nodes.
+    """
+    if where["nodes"] or where["per_node"] or where["cluster"] or not gpus:
+        return dict(where)
+    count = named_cards(str(gpus))[0]
+    said = (read.request.get("@per_node") for read in reads.values() if read.request.get("@gpus") == count)
+    each = next((held for held in said if isinstance(held, int)), None)
+    return {**where, "per_node": each if each and count and each < count else None}
 
 
 def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:

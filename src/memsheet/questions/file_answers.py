@@ -27,6 +27,7 @@ from memsheet.plan.plan import Mesh
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.accounted import answer_for_model
+from memsheet.questions.cards_of_job import nodes_of_files
 from memsheet.questions.named_models import (
     model_of,
     strange_draft,
@@ -110,7 +111,7 @@ def account_on_own_cards(
     ``own``: those cards.
     """
     whole = join_files(reads, {}, said, named_cards(own)[0])
-    again = account_job(reads, whole, {**job.ask, "gpus": own}, said)
+    again = account_job(reads, whole, {**job.ask, **nodes_of_files(own, job.ask, reads), "gpus": own}, said)
     if again.answer is None or again.whole.request.get(BATCH) != whole.request.get(BATCH):
         return job
     counted = named_cards(str(job.ask["gpus"]))[0]

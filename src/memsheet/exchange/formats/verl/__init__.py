@@ -33,6 +33,7 @@ from memsheet.exchange.formats.verl.strategies import (
     FSDP2,
     TURBO,
     VEOMNI,
+    foreign_engine,
     is_sharded,
     rank_count,
     says_nothing,
@@ -87,6 +88,8 @@ def _beside_and_unmodelled(values: Values) -> Mapping[str, Any]:
     """What shares the cards, and a strategy that another stands for."""
     named = strategy_of(values)
     other = {"$.strategy": f"{named} (the sheet is of FSDP2)"} if named in (VEOMNI, TURBO) else {}
+    if foreign := foreign_engine(values):
+        other = {"$.strategy": f"{foreign}, an engine of another project's (the sheet is of verl's own)"}
     return {**roles_beside(values), **shared_sequences(values), **other}
 
 

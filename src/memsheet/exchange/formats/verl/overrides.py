@@ -32,6 +32,9 @@ FOREIGN = late_pattern(r"(\w+\.)+(main_(ppo|dapo)\w*|\w*sft_trainer)")
 MODULE = late_pattern(f"{OWN.pattern}|{FOREIGN.pattern}")
 """Its own programs, and those of others' packages that are called as they are."""
 SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
+ANY_MODULE, ANY_FILE = late_pattern(r"[A-Za-z_]\w*(\.\w+)*"), late_pattern(r"[\w./{}$-]*\.py")
+NAMES_ACTOR, TRAINER = late_pattern(r"\+{0,2}actor_rollout_ref\.model\.path=.*", re.DOTALL), "main_ppo"
+"""What tells a program of anybody's that is given verl's keys, and the one of verl's that it stands for."""
 OVERRIDE = late_pattern(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
 REMOVED = late_pattern(r"~([A-Za-z_][\w.]*)(=.*)?")
 FLOAT = late_pattern(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
@@ -49,7 +52,7 @@ def verl_values(text: str) -> dict[str, Any]:
     """The values of the first program of verl's that a text starts with a model, by their places; nothing
     where there is none.
     """
-    if "verl" not in text and "recipe." not in text and "main_ppo" not in text:
+    if not any(word in text for word in ("verl", "recipe.", "main_ppo", "actor_rollout_ref.model.path")):
         return {}
     found = [one for one in _launched_values(text) if _names_trained_model(one)][:MOST_LAUNCHES]
     if not found:
@@ -65,15 +68,27 @@ def _names_trained_model(values: Mapping[str, Any]) -> bool:
 
 
 def _launched_values(text: str) -> Iterator[dict[str, Any]]:
-    for one in started_programs(text, lambda words: module_index(words, MODULE, SCRIPT_FILE)):
+    for one in started_programs(text, _program_index):
         yield _values_of_words(one.before, one.program, one.given)
+
+
+def _program_index(words: Sequence[str]) -> int | None:
+    """Where the name of a program stands that is one of verl's, or takes the keys of its trainer."""
+    at = module_index(words, MODULE, SCRIPT_FILE)
+    if at is not None:
+        return at
+    at = module_index(words, ANY_MODULE, ANY_FILE)
+    takes = at is not None and any(NAMES_ACTOR.fullmatch(word) for word in words[at + 1 :])
+    return at if takes else None
 
 
 def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) -> dict[str, Any]:
     """Values by place of one launch. ``before``: the launcher's own words."""
     values: dict[str, Any] = {PROGRAM: program.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]}
-    if FOREIGN.fullmatch(program) and not OWN.fullmatch(program):
+    own = OWN.fullmatch(program) or SCRIPT_FILE.fullmatch(program)
+    if not own:
         values[MORE] = f"of {program}, which is called as a program of verl's"
+        values[PROGRAM] = values[PROGRAM] if FOREIGN.fullmatch(program) else TRAINER
     launcher = flags_of([word for word in before if word not in ("-m", program)])[0]
     values |= {f"--{at.replace('_', '-')}": launcher[at] for at in COUNTS if at in launcher}
     words = list(_unpacked_overrides(given))
