@@ -19,6 +19,7 @@ from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
+    from memsheet.exchange.formats.verl.easy_r1 import easy_r1_launch, is_easy_r1
     from memsheet.exchange.shared.flag_words import flags_of, plain_value
     from memsheet.exchange.shared.started_programs import module_index, started_programs
 
@@ -101,7 +102,7 @@ def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) 
             values[override[2]] = override_value(override[2], override[3])
         elif OPEN_WORD.fullmatch(word):
             values[MORE] = word
-    return values
+    return easy_r1_launch(values) if is_easy_r1(values) else values
 
 
 def _unpacked_overrides(words: Sequence[str]) -> Iterator[str]:

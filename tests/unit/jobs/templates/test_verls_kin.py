@@ -1,0 +1,133 @@
+"""Launches of programs that were made from verl, or take its keys, as its jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.report.shared.checked import Checked
+
+A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+KEYS = (
+    "algorithm.adv_estimator=grpo data.max_prompt_length=512 data.max_response_length=512 "
+    f"{M}.path=Qwen/Qwen3-0.6B {A}.ppo_mini_batch_size=16 {A}.ppo_micro_batch_size_per_gpu=4 "
+    f"{R}.log_prob_micro_batch_size_per_gpu=8 {R}.name=vllm {R}.tensor_model_parallel_size=1 "
+    f"{R}.gpu_memory_utilization=0.4 trainer.nnodes=1"
+)
+OWN = """worker:
+  actor:
+    global_batch_size: 16
+    micro_batch_size_per_device_for_update: 4
+    micro_batch_size_per_device_for_experience: 8
+    model: {model_path: Qwen/Qwen3-0.6B}
+    offload: {offload_params: true, offload_optimizer: true}
+  rollout: {n: 5, gpu_memory_utilization: 0.4, tensor_parallel_size: 1}
+  ref: {fsdp: {enable_cpu_offload: true}}
+data: {max_prompt_length: 512, max_response_length: 512, rollout_batch_size: 64}
+algorithm: {adv_estimator: grpo, disable_kl: false, use_kl_loss: true}
+trainer: {nnodes: 1, n_gpus_per_node: 2}
+"""
+
+
+def checked(folder: Path, text: str, gpus: str = "2xA100-80GB", name: str = "run.sh") -> Checked:
+    (folder / name).write_text(text)
+    return memsheet.check(folder / name, gpus=gpus)
+
+
+def job_of(found: Checked) -> dict[str, Any]:
+    assert found.answer is not None, found.why_not
+    assert found.answer.job is not None
+    return dict(found.answer.job)
+
+
+@pytest.mark.parametrize("program", ["train.py", "-m examples.math.train_math", "-u agents/run_rl.py"])
+def test_a_program_that_takes_its_keys_is_its_trainer_in_doubt(tmp_path: Path, program: str) -> None:
+    keys = f"{KEYS} trainer.n_gpus_per_node=2"
+    own = checked(tmp_path, f"python3 -m verl.trainer.main_ppo {keys}\n")
+    other = checked(tmp_path, f"python3 {program} {keys}\n")
+    assert {**job_of(own), "name": ""} == {**job_of(other), "name": ""}
+    assert "which is called as a program of verl's" in other.doubt
+    assert other.result is memsheet.Result.UNCERTAIN
+
+
+def test_a_program_without_its_keys_is_none(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python3 train.py data.max_prompt_length=512 trainer.nnodes=1\n")
+    with pytest.raises(memsheet.InputError, match="is not recognised"):
+        memsheet.check(tmp_path / "run.sh")
+
+
+def test_an_engine_of_another_project_is_never_denied_by_what_its_trainer_holds(tmp_path: Path) -> None:
+    """It may divide and move what verl's own has on the card."""
+    large = f"{KEYS} trainer.n_gpus_per_node=2".replace("0.6B", "32B")
+    own, other = (
+        checked(tmp_path, f"python3 -m verl.trainer.main_ppo {large} {word}\n")
+        for word in ("", f"actor@{A}=lite_actor")
+    )
+    assert own.result is memsheet.Result.DOES_NOT_FIT
+    assert other.result is memsheet.Result.UNCERTAIN
+    assert "lite_actor" in other.doubt
+
+
+def test_gpus_of_a_node_are_as_the_file_says(tmp_path: Path) -> None:
+    """Six of each of two nodes, and servers on two more of each."""
+    apart = "rollout.nnodes=2 rollout.n_gpus_per_node=2 actor_rollout_ref.hybrid_engine=False"
+    text = (
+        "python3 -m verl.experimental.one_step_off_policy.main_ppo "
+        f"{KEYS} {apart} trainer.n_gpus_per_node=6\n"
+    )
+    found = checked(tmp_path, text.replace("trainer.nnodes=1", "trainer.nnodes=2"), "12xA100-80GB")
+    assert job_of(found)["placement"] == {"actor": [0, 12], "rollout": [12, 4]}
+
+
+def test_settings_of_easy_r1_are_verls(tmp_path: Path) -> None:
+    found = checked(tmp_path, OWN, name="config.yaml")
+    job = job_of(found)
+    assert set(job["roles"]) == {"actor", "reference", "rollout"}
+    assert job["roles"]["rollout"]["plan"]["serving"]["memory_fraction"] == 0.4
+    assert job["roles"]["actor"]["plan"]["microbatch"] == 4
+    resting = {phase["name"]: phase.get("residents", {}).get("actor") for phase in job["phases"]}
+    assert resting["gen"] == "offloaded"
+    assert found.result is memsheet.Result.UNCERTAIN
+    assert "EasyR1" in found.doubt
+
+
+def test_a_launch_of_easy_r1_changes_its_file_of_settings(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(OWN)
+    launch = (
+        "python3 -m verl.trainer.main config=examples/config.yaml worker.rollout.gpu_memory_utilization=0.7"
+    )
+    job = job_of(checked(tmp_path, f"{launch} algorithm.disable_kl=True\n"))
+    assert job["roles"]["rollout"]["plan"]["serving"]["memory_fraction"] == 0.7
+    assert set(job["roles"]) == {"actor", "rollout"}
+
+
+def test_what_easy_r1_takes_where_nothing_is_said(tmp_path: Path) -> None:
+    launch = "python3 -m verl.trainer.main worker.actor.model.model_path=Qwen/Qwen3-0.6B"
+    job = job_of(checked(tmp_path, f"{launch} trainer.n_gpus_per_node=2\n"))
+    assert job["roles"]["rollout"]["plan"]["serving"]["memory_fraction"] == 0.6
+    assert "critic" not in job["roles"]
+    assert job["roles"]["reference"]["plan"]["precision"]["parameters"] == "bf16"
+
+
+@pytest.mark.parametrize("place", ["critic.fsdp", "critic.model.fsdp_config"])
+def test_a_critic_leaves_the_card_where_either_release_says_so(tmp_path: Path, place: str) -> None:
+    moved = f"{place}.param_offload=True {place}.optimizer_offload=True"
+    keys = KEYS.replace("grpo", "gae") + " critic.ppo_micro_batch_size_per_gpu=4 trainer.n_gpus_per_node=2"
+    job = job_of(checked(tmp_path, f"python3 -m verl.trainer.main_ppo {keys} {moved}\n"))
+    generating = next(phase for phase in job["phases"] if phase["name"] == "gen")
+    assert generating["residents"]["critic"] == "offloaded"
+
+
+def test_a_reference_is_loaded_in_its_own_dtype(tmp_path: Path) -> None:
+    keys = f"{KEYS} trainer.n_gpus_per_node=2 {A}.use_kl_loss=True"
+    of_ref = "actor_rollout_ref.ref.fsdp_config.model_dtype=bfloat16"
+    wide, narrow = (
+        job_of(checked(tmp_path, f"python3 -m verl.trainer.main_ppo {keys} {word}\n"))["roles"]
+        for word in ("", of_ref)
+    )
+    assert wide["reference"]["plan"]["precision"]["parameters"] == "fp32"
+    assert narrow["reference"]["plan"]["precision"]["parameters"] == "bf16"
+    assert wide["actor"] == narrow["actor"]
