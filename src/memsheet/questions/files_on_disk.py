@@ -209,6 +209,22 @@ def with_inherited_trees(
     return found, told
 
 
+def defaults_beside(
+    folders: Sequence[Path], reads: Mapping[str, Read]
+) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Of programs that are started, by the name of what starts them, the defaults that a copy of the program
+    in the same tree has, and where it has them; none of a file that stands on others.
+    """
+    found = {}
+    for name, read in reads.items():
+        file = read.form.own_defaults(read.values)
+        text = _text_beside(file, folders) if file else None
+        tree = _tree_of_yaml(text, file) if text and not INHERITS.search(text) else None
+        if tree:
+            found[name] = (file, tree)
+    return found
+
+
 def tree_beside(name: str, folders: Sequence[Path]) -> tuple[Mapping[str, Any], tuple[str, ...]] | None:
     """A YAML by the name that it is called by, with what it stands on, and the names of both; None of one
     that does not lie in the job's folders.

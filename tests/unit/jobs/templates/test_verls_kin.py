@@ -131,3 +131,38 @@ def test_a_reference_is_loaded_in_its_own_dtype(tmp_path: Path) -> None:
     assert wide["reference"]["plan"]["precision"]["parameters"] == "fp32"
     assert narrow["reference"]["plan"]["precision"]["parameters"] == "bf16"
     assert wide["actor"] == narrow["actor"]
+
+
+COPY = """actor_rollout_ref:
+  model: {path: ~/models/deepseek-llm-7b-chat, enable_gradient_checkpointing: false}
+  actor: {ppo_micro_batch_size_per_gpu: 2}
+  rollout:
+    gpu_memory_utilization: 0.3
+    log_prob_micro_batch_size_per_gpu: ${actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu}
+algorithm: {adv_estimator: grpo}
+their: {own: key}
+"""
+
+
+def test_defaults_are_those_of_the_copy_in_the_same_tree(tmp_path: Path) -> None:
+    """But for the model, and where no others stand below them."""
+    few = (
+        f"python3 -m verl.trainer.main_ppo {M}.path=Qwen/Qwen3-0.6B {R}.name=vllm "
+        f"{R}.tensor_model_parallel_size=1 {A}.ppo_micro_batch_size_per_gpu=4\n"
+    )
+    config = tmp_path / "verl" / "trainer" / "config"
+    config.mkdir(parents=True)
+    (config / "ppo_trainer.yaml").write_text(COPY)
+    found = checked(tmp_path, few)
+    job = job_of(found)
+    assert job["roles"]["rollout"]["plan"]["serving"]["memory_fraction"] == 0.3
+    assert job["roles"]["actor"]["plan"]["recompute"]["mode"] == "none"
+    assert job["roles"]["actor"]["plan"]["microbatch"] == 4
+    assert job["roles"]["actor"]["model"] == "qwen3-0.6b"
+    reading = next(phase for phase in job["phases"] if phase["name"] == "old_log_prob")
+    assert reading["plan"]["microbatch"] == 4  # which names the actor's, as the launch has it
+    assert "critic" not in job["roles"]
+    assert any("verl/trainer/config/ppo_trainer.yaml" in line for line in found.assumed)
+    assert not any("their.own" in one.where for _, one in found.mistakes)
+    (config / "ppo_trainer.yaml").write_text(f"defaults: [_self_]\n{COPY}")
+    assert "critic" in job_of(checked(tmp_path, few))["roles"]

@@ -28,6 +28,7 @@ CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
 """Where the values have the name of a configuration of somebody's own, and of one of verl's."""
 STOCK_CONFIGS = frozenset({"ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine"})
 """Configurations of verl itself, whose defaults are known here (verl/trainer/config)."""
+STOCK_OF_TRAINER = "ppo_trainer"
 OWN = late_pattern(r"(verl|recipe)(\.\w+)+")
 FOREIGN = late_pattern(r"(\w+\.)+(main_(ppo|dapo)\w*|\w*sft_trainer)")
 MODULE = late_pattern(f"{OWN.pattern}|{FOREIGN.pattern}")
@@ -103,6 +104,17 @@ def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) 
         elif OPEN_WORD.fullmatch(word):
             values[MORE] = word
     return easy_r1_launch(values) if is_easy_r1(values) else values
+
+
+def stock_file(values: Mapping[str, Any]) -> str:
+    """Where verl's tree, or another's that has a copy of it, has the defaults of a launch; empty where it
+    names a file of its own.
+    """
+    if PROGRAM not in values or CONFIG in values or MORE in values:
+        return ""
+    learns = any(at.startswith(ROOTS[0]) for at in values)
+    name = values.get(STOCK, STOCK_OF_TRAINER if learns else "")
+    return f"verl/trainer/config/{name}.yaml" if name else ""
 
 
 def _unpacked_overrides(words: Sequence[str]) -> Iterator[str]:
