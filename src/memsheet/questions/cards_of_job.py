@@ -52,18 +52,6 @@ def gpus_of_degrees(gpus: Any, job: AccountedJob) -> str | None:
     return f"{mesh_product(job.whole.request)}x{named_cards(str(gpus))[1]}"
 
 
-def nodes_of_files(gpus: Any, where: Mapping[str, Any], reads: Mapping[str, Read]) -> dict[str, Any]:
-    """The cluster's words with the GPUs of a node that files say, where they start as many processes as
-    there are cards, and nobody else says how the cards are divided over nodes.
-    """
-    if where["nodes"] or where["per_node"] or where["cluster"] or not gpus:
-        return dict(where)
-    count = named_cards(str(gpus))[0]
-    said = (read.request.get("@per_node") for read in reads.values() if read.request.get("@gpus") == count)
-    each = next((held for held in said if isinstance(held, int)), None)
-    return {**where, "per_node": each if each and count and each < count else None}
-
-
 def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:
     """A file with what its program takes by the memory of the named cards, no longer than the model."""
     if found.form.by_cards is None or not gpus:

@@ -22,10 +22,9 @@ from memsheet.questions.cards_of_job import (
     gpus_of_degrees,
     has_bf16_units,
     join_on_cards,
-    nodes_of_files,
 )
 from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
-from memsheet.questions.file_answers import BATCH, account_job, account_on_own_cards
+from memsheet.questions.file_answers import BATCH, account_job, account_on_own_cards, nodes_of_files
 from memsheet.questions.job_files import JobFiles, as_its_release, read_job_files, said_of_engine
 from memsheet.questions.judged_files import judge_job
 from memsheet.questions.labelled_models import with_labels_head

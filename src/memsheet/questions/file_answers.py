@@ -27,7 +27,6 @@ from memsheet.plan.plan import Mesh
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.accounted import answer_for_model
-from memsheet.questions.cards_of_job import nodes_of_files
 from memsheet.questions.named_models import (
     model_of,
     strange_draft,
@@ -102,6 +101,18 @@ def account_job(
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     more = beside_draft(strange, answer)
     return AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))
+
+
+def nodes_of_files(gpus: Any, where: Mapping[str, Any], reads: Mapping[str, Read]) -> dict[str, Any]:
+    """The cluster's words with the GPUs of a node that files say, where they start as many processes as
+    there are cards, and nobody else says how the cards are divided over nodes.
+    """
+    if where["nodes"] or where["per_node"] or where["cluster"] or not gpus:
+        return dict(where)
+    count = named_cards(str(gpus))[0]
+    said = (read.request.get("@per_node") for read in reads.values() if read.request.get("@gpus") == count)
+    each = next((held for held in said if isinstance(held, int)), None)
+    return {**where, "per_node": each if each and count and each < count else None}
 
 
 def account_on_own_cards(

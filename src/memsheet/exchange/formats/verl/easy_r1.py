@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.formats.verl.overrides import CONFIG
+from memsheet.exchange.formats.verl.overrides import CONFIG, verl_values
 from memsheet.exchange.formats.verl.strategies import ACTOR, MODEL, ROLLOUT
 from memsheet.exchange.shared.file_format import MORE
 
@@ -87,8 +87,13 @@ def easy_r1_tree(tree: Mapping[str, Any]) -> dict[str, Any] | None:
     return as_verl(values, whole=True) if is_easy_r1(values) else None
 
 
-def easy_r1_launch(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a launch: what its words say, beside the file that they name."""
+def launched_values(text: str) -> dict[str, Any]:
+    """The values of the program that a text starts: verl's, or what EasyR1's say in verl's keys beside the
+    file that they name.
+    """
+    values = verl_values(text)
+    if not is_easy_r1(values):
+        return values
     named = values.get(CONFIG_WORD)
     kept = {at: held for at, held in values.items() if at[:1] in ("$", "-", "@")}
     file = {CONFIG: named} if isinstance(named, str) else {}

@@ -19,7 +19,6 @@ from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
-    from memsheet.exchange.formats.verl.easy_r1 import easy_r1_launch, is_easy_r1
     from memsheet.exchange.shared.flag_words import flags_of, plain_value
     from memsheet.exchange.shared.started_programs import module_index, started_programs
 
@@ -40,6 +39,8 @@ NAMES_ACTOR, TRAINER = late_pattern(r"\+{0,2}actor_rollout_ref\.model\.path=.*",
 OVERRIDE = late_pattern(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
 REMOVED = late_pattern(r"~([A-Za-z_][\w.]*)(=.*)?")
 FLOAT = late_pattern(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
+OF_WORKER = "worker."
+"""The group of a program that was made from it (``easy_r1``)."""
 ROOTS = ("actor_rollout_ref.", "model.")
 """Groups that name the trained model: of reinforcement learning, and of fine-tuning."""
 PATHS = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
@@ -65,7 +66,7 @@ def verl_values(text: str) -> dict[str, Any]:
 
 def _names_trained_model(values: Mapping[str, Any]) -> bool:
     """Whether a program is given what only those that train read; ``main_generation`` names a model, too."""
-    named = any(at.startswith("actor_rollout_ref.actor.") or at in PATHS for at in values)
+    named = any(at.startswith(("actor_rollout_ref.actor.", OF_WORKER)) or at in PATHS for at in values)
     return named and not str(values[PROGRAM]).startswith(NO_TRAINERS)
 
 
@@ -103,7 +104,7 @@ def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) 
             values[override[2]] = override_value(override[2], override[3])
         elif OPEN_WORD.fullmatch(word):
             values[MORE] = word
-    return easy_r1_launch(values) if is_easy_r1(values) else values
+    return values
 
 
 def stock_file(values: Mapping[str, Any]) -> str:
