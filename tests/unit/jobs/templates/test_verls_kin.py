@@ -166,3 +166,37 @@ def test_defaults_are_those_of_the_copy_in_the_same_tree(tmp_path: Path) -> None
     assert not any("their.own" in one.where for _, one in found.mistakes)
     (config / "ppo_trainer.yaml").write_text(f"defaults: [_self_]\n{COPY}")
     assert "critic" in job_of(checked(tmp_path, few))["roles"]
+
+
+SKYRL = (
+    "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen3-0.6B "
+    "trainer.placement.policy_num_gpus_per_node=2 generator.inference_engine.num_engines=2 "
+    "trainer.micro_train_batch_size_per_gpu=4 trainer.micro_forward_batch_size_per_gpu=8 "
+    "generator.inference_engine.gpu_memory_utilization=0.4 trainer.max_prompt_length=512"
+)
+
+
+def test_a_launch_of_skyrl_is_its_job(tmp_path: Path) -> None:
+    found = checked(tmp_path, SKYRL)
+    job = job_of(found)
+    assert set(job["roles"]) == {"actor", "reference", "rollout"}
+    assert job["roles"]["actor"]["plan"]["engine"] == "fsdp2"
+    assert job["roles"]["actor"]["plan"]["microbatch"] == 4
+    assert job["roles"]["actor"]["plan"]["seq_len"] == 1536
+    assert job["roles"]["rollout"]["plan"]["serving"]["memory_fraction"] == 0.4
+    resting = {phase["name"]: phase.get("residents", {}).get("actor") for phase in job["phases"]}
+    assert resting["gen"] == "offloaded"  # as where all share the cards
+    assert found.result is memsheet.Result.UNCERTAIN
+    assert "SkyRL" in found.doubt
+
+
+def test_servers_of_skyrl_have_cards_of_their_own_where_nothing_is_shared(tmp_path: Path) -> None:
+    job = job_of(checked(tmp_path, f"{SKYRL} trainer.placement.colocate_all=false", "4xA100-80GB"))
+    assert job["placement"]["rollout"] == [2, 2]
+    assert job["placement"]["actor"] == [0, 2]
+
+
+def test_keys_of_an_earlier_skyrl_are_the_same(tmp_path: Path) -> None:
+    earlier = SKYRL.replace("inference_engine.num_engines", "num_inference_engines")
+    earlier = earlier.replace("generator.inference_engine.gpu", "generator.gpu")
+    assert job_of(checked(tmp_path, earlier)) == job_of(checked(tmp_path, SKYRL))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.formats.verl.overrides import CONFIG, verl_values
+from memsheet.exchange.formats.verl.skyrl import is_skyrl, skyrl_as_verl
 from memsheet.exchange.formats.verl.strategies import ACTOR, MODEL, ROLLOUT
 from memsheet.exchange.shared.file_format import MORE
 
@@ -88,14 +89,16 @@ def easy_r1_tree(tree: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def launched_values(text: str) -> dict[str, Any]:
-    """The values of the program that a text starts: verl's, or what EasyR1's say in verl's keys beside the
-    file that they name.
+    """The values of the program that a text starts: verl's, or what others of its kind say in verl's keys,
+    EasyR1's beside the file that they name.
     """
     values = verl_values(text)
+    kept = {at: held for at, held in values.items() if at[:1] in ("$", "-", "@")}
+    if is_skyrl(values):
+        return {**kept, **skyrl_as_verl(values)}
     if not is_easy_r1(values):
         return values
     named = values.get(CONFIG_WORD)
-    kept = {at: held for at, held in values.items() if at[:1] in ("$", "-", "@")}
     file = {CONFIG: named} if isinstance(named, str) else {}
     return {**kept, **as_verl(values, whole=not file), **file}
 

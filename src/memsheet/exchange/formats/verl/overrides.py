@@ -34,13 +34,16 @@ MODULE = late_pattern(f"{OWN.pattern}|{FOREIGN.pattern}")
 """Its own programs, and those of others' packages that are called as they are."""
 SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
 ANY_MODULE, ANY_FILE = late_pattern(r"[A-Za-z_]\w*(\.\w+)*"), late_pattern(r"[\w./{}$-]*\.py")
-NAMES_ACTOR, TRAINER = late_pattern(r"\+{0,2}actor_rollout_ref\.model\.path=.*", re.DOTALL), "main_ppo"
+NAMES_ACTOR, TRAINER = (
+    late_pattern(r"\+{0,2}(actor_rollout_ref|trainer\.policy)\.model\.path=.*", re.DOTALL),
+    "main_ppo",
+)
 """What tells a program of anybody's that is given verl's keys, and the one of verl's that it stands for."""
 OVERRIDE = late_pattern(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
 REMOVED = late_pattern(r"~([A-Za-z_][\w.]*)(=.*)?")
 FLOAT = late_pattern(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
-OF_WORKER = "worker."
-"""The group of a program that was made from it (``easy_r1``)."""
+OF_WORKER, OF_POLICY = "worker.", "trainer.policy."
+"""Groups of programs of its kind (``easy_r1``, ``skyrl``)."""
 ROOTS = ("actor_rollout_ref.", "model.")
 """Groups that name the trained model: of reinforcement learning, and of fine-tuning."""
 PATHS = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
@@ -55,7 +58,9 @@ def verl_values(text: str) -> dict[str, Any]:
     """The values of the first program of verl's that a text starts with a model, by their places; nothing
     where there is none.
     """
-    if not any(word in text for word in ("verl", "recipe.", "main_ppo", "actor_rollout_ref.model.path")):
+    if not any(
+        word in text for word in ("verl", "recipe.", "main_ppo", "actor_rollout_ref.model.path", OF_POLICY)
+    ):
         return {}
     found = [one for one in _launched_values(text) if _names_trained_model(one)][:MOST_LAUNCHES]
     if not found:
@@ -66,7 +71,9 @@ def verl_values(text: str) -> dict[str, Any]:
 
 def _names_trained_model(values: Mapping[str, Any]) -> bool:
     """Whether a program is given what only those that train read; ``main_generation`` names a model, too."""
-    named = any(at.startswith(("actor_rollout_ref.actor.", OF_WORKER)) or at in PATHS for at in values)
+    named = any(
+        at.startswith(("actor_rollout_ref.actor.", OF_WORKER, OF_POLICY)) or at in PATHS for at in values
+    )
     return named and not str(values[PROGRAM]).startswith(NO_TRAINERS)
 
 
