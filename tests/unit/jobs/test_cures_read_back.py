@@ -62,7 +62,8 @@ BESIDE_CRITIC = (
 )
 PIPELINED = (
     f"{BESIDE_CRITIC.replace('n_gpus_per_node=4', 'n_gpus_per_node=8')} --config-name=ppo_megatron_trainer "
-    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 critic.megatron.tensor_model_parallel_size=2"
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 "
+    "critic.megatron.tensor_model_parallel_size=2"
 )
 OPENRLHF = (
     "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-8B "

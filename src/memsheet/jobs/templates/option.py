@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.frozen import NamedTuple
-from memsheet.jobs.templates.planned import Sizes
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory")
 
 
-SizesOf = Callable[[str], Sizes]
+if TYPE_CHECKING:
+    from memsheet.jobs.templates.planned import Sizes
+
+SizesOf = Callable[[str], "Sizes"]
 """A model's sizes by its name. Raises InputError for a model that nobody knows."""
 
 

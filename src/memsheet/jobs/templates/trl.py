@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.errors import Problem, input_error, raise_if_problems
-from memsheet.jobs.templates.liger import head_gradient_items
 from memsheet.jobs.templates.option import (
     Option,
     SizesOf,
@@ -22,7 +21,11 @@ from memsheet.jobs.templates.option import (
     machines_of,
     read_options,
 )
+from memsheet.late import late_functions
 from memsheet.units import MIB
+
+with late_functions(__name__):
+    from memsheet.jobs.templates.liger import head_gradient_items
 
 CONFIG, GENERATION = "trainer/grpo_config.py", "generation/vllm_generation.py"
 GRPO: Mapping[str, Option] = {

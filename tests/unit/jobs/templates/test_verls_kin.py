@@ -169,7 +169,8 @@ def test_defaults_are_those_of_the_copy_in_the_same_tree(tmp_path: Path) -> None
 
 
 SKYRL = (
-    "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen3-0.6B "
+    "uv run --isolated --extra fsdp -m skyrl.train.entrypoints.main_base "
+    "trainer.policy.model.path=Qwen/Qwen3-0.6B "
     "trainer.placement.policy_num_gpus_per_node=2 generator.inference_engine.num_engines=2 "
     "trainer.micro_train_batch_size_per_gpu=4 trainer.micro_forward_batch_size_per_gpu=8 "
     "generator.inference_engine.gpu_memory_utilization=0.4 trainer.max_prompt_length=512"

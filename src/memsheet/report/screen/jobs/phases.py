@@ -126,7 +126,7 @@ def _help_table(helps: tuple[Help, ...], look: Look) -> RenderableType:
     heads = ("What helps", "needs then", "", "because")
     narrow = _columns_width(heads, cells) > look.width
     if narrow:
-        cells = [(words.replace(" --", "\n--"), *rest) for words, *rest in cells]
+        cells = [(words.replace(" --", "\n--"), need, told, says) for words, need, told, says in cells]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     longest = max(len(line) for words, *_ in cells for line in (heads[0], *words.split("\n")))
     beside = _columns_width(heads[1:3], [row[1:3] for row in cells]) + 4
