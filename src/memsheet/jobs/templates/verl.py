@@ -39,10 +39,12 @@ from memsheet.units import MIB
 
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
 OF_CRITICS_FSDP = f"{CRITIC}.fsdp."
-LEARNT, LEARNT_ENTROPY, READ, READ_ENTROPY = (4, 4, 4), (4, 16, 28), (2, 2, 2), (2, 4, 10)
+LEARNT, LEARNT_ENTROPY, READ, READ_ENTROPY = (4, 4, 4), (4, 16, 28), (2, 2, 4), (2, 4, 12)
 """Bytes of a logit: where it is learnt from, without entropy and with it, and where it is only read. Compiled
 entropy makes no copies (workers/actor/dp_actor.py:90), and autocast's fp32 where it is not: three of them
-where it is read; with their gradients six.
+where it is read; with their gradients six. Newer releases divide them by the temperature into a second
+tensor, beside which the first is there as long as they are read (1dda039
+workers/engine/fsdp/transformer_impl.py:1353-1357, 1450), and is gone when backward begins.
 """
 MEGATRON_LOGITS = (2, 6, 12)
 """Of Megatron-Core, a rank's part: in sixteen bits at the least; with fp32 and its copy for entropy at the

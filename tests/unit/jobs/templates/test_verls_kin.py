@@ -201,3 +201,13 @@ def test_keys_of_an_earlier_skyrl_are_the_same(tmp_path: Path) -> None:
     earlier = SKYRL.replace("inference_engine.num_engines", "num_inference_engines")
     earlier = earlier.replace("generator.inference_engine.gpu", "generator.gpu")
     assert job_of(checked(tmp_path, earlier)) == job_of(checked(tmp_path, SKYRL))
+
+
+def test_other_cards_for_what_trains_leave_it_several_micro_batches_of_a_step(tmp_path: Path) -> None:
+    """Gradients of earlier micro-batches stand in both: a server of four ranks takes more than are named."""
+    wide = KEYS.replace("tensor_model_parallel_size=1", "tensor_model_parallel_size=4")
+    text = f"python3 -m verl.trainer.main_ppo {wide} {R}.n=8 trainer.n_gpus_per_node=4\n"
+    four, two = (job_of(checked(tmp_path, text, gpus)) for gpus in ("4xA100-80GB", "2xA100-80GB"))
+    plans = [job["roles"]["actor"]["plan"] for job in (four, two)]
+    assert two["placement"]["actor"] == [0, 4]
+    assert all(plan["global_batch"] > 4 * plan["microbatch"] for plan in plans)
