@@ -72,6 +72,14 @@ OPENRLHF = (
     "--vllm.gpu_memory_utilization 0.6 --train.micro_batch_size 2 --rollout.micro_batch_size 4 "
     "--data.max_len 1024 --actor.gradient_checkpointing_enable --train.colocate_all"
 )
+SLIME = (
+    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 2 --num-layers 36 --hf-checkpoint Qwen/Qwen3-4B "
+    "--rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-response-len 1024 "
+    "--rollout-max-prompt-len 1024 --global-batch-size 64 --tensor-model-parallel-size 1 "
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
+    "--use-dynamic-batch-size --max-tokens-per-gpu 4096 --advantage-estimator grpo "
+    "--rollout-num-gpus-per-engine 1 --sglang-mem-fraction-static 0.6 --colocate --no-offload-rollout"
+)
 EXAMPLES = "accelerate launch --num_processes 2 examples/scripts"
 SMALLER, REWARDS = PAIRS.replace("7B", "1.5B"), MODEL.replace("7B", "1.5B")
 CASES: dict[str, tuple[str, str, str]] = {
@@ -105,6 +113,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     "beside a critic of a newer release": ("run.sh", f"{BESIDE_CRITIC} critic.fsdp.forward_prefetch=False", "4xH100-80GB"),
     "beside a critic over Megatron": ("run.sh", PIPELINED, "8xH100-80GB"),
     "openrlhf": ("run.sh", OPENRLHF, "2xA100-80GB"),
+    "slime": ("run.sh", SLIME, "2xA100-40GB"),
     "a script in sixteen bits": ("train.py", DPO.replace("bf16=True", "bf16=True, gradient_accumulation_steps=4"), "4xA100-80GB"),
     "adapters": ("run.sh", f"trl dpo {PAIRS.replace('7B', '32B')} --use_peft true --dtype bfloat16", "4xA100-80GB"),
     "weights in sixteen bits": ("run.sh", f"trl dpo {PAIRS} --dtype bfloat16 --gradient_accumulation_steps 4", "2xA100-80GB"),
