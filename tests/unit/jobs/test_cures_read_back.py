@@ -73,7 +73,8 @@ OPENRLHF = (
     "--data.max_len 1024 --actor.gradient_checkpointing_enable --train.colocate_all"
 )
 SLIME = (
-    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 2 --num-layers 36 --hf-checkpoint Qwen/Qwen3-4B "
+    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 2 --num-layers 36 "
+    "--hf-checkpoint Qwen/Qwen3-4B "
     "--rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-response-len 1024 "
     "--rollout-max-prompt-len 1024 --global-batch-size 64 --tensor-model-parallel-size 1 "
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "

@@ -1,5 +1,5 @@
-"""Programs that a shell starts with TOML of settings and flags over it, as pydantic_config reads them (``uv run
-rl @ base.toml @ own.toml --trainer.optim.lr 1e-6``): prime-rl's. Read as text, never run.
+"""Programs that a shell starts with TOML of settings and flags over it, as pydantic_config reads them
+(``uv run rl @ base.toml @ own.toml --trainer.optim.lr 1e-6``): prime-rl's. Read as text, never run.
 """
 
 from __future__ import annotations
