@@ -1,5 +1,5 @@
-"""Scripts whose job is what a YAML or TOML beside them says, changed by the words of their command: the text of such
-a script is the YAML's, as the command changes it.
+"""Scripts whose job is what a YAML or TOML beside them says, changed by the words of their command: the text
+of such a script is that file's, as the command changes it.
 """
 
 from __future__ import annotations

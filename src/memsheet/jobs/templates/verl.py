@@ -447,13 +447,29 @@ UNREAD = re.compile(
 """
 
 
+AS_USUAL: Mapping[str, tuple[Any, ...]] = {
+    "fsdp_size": (-1,), "reshard_after_forward": (True,), "ulysses_sequence_parallel_size": (1,), "model_dtype": ("fp32", "float32"),
+    "offload_policy": (False,),
+}  # fmt: skip
+"""Values of such keys that are those of verl's own defaults (trainer/config/engine/fsdp.yaml)."""
+
+
 def _may_move_memory(at: str) -> bool:
     return UNREAD.match(at) is not None
 
 
+def _is_as_usual(at: str, held: Any) -> bool:
+    """Whether a key says what is counted without it, as files of defaults do."""
+    return held is None or held in AS_USUAL.get(at.rpartition(".")[2], ())
+
+
 def open_words(values: Values) -> tuple[str, ...]:
     """What of the job stays open, in words."""
-    found = [f"{at} is not read" for at in values if _may_move_memory(at)]
+    found = [
+        f"{at} is not read"
+        for at, held in values.items()
+        if _may_move_memory(at) and not _is_as_usual(at, held)
+    ]
     if is_on(values, "reward_model.enable", usual=False) or is_on(
         values, "reward.reward_model.enable", usual=False
     ):

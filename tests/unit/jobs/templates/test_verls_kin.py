@@ -139,6 +139,9 @@ COPY = """actor_rollout_ref:
   rollout:
     gpu_memory_utilization: 0.3
     log_prob_micro_batch_size_per_gpu: ${actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu}
+critic:
+  ulysses_sequence_parallel_size: 1
+  model: {fsdp_config: {fsdp_size: -1}}
 algorithm: {adv_estimator: grpo}
 their: {own: key}
 """
@@ -164,6 +167,7 @@ def test_defaults_are_those_of_the_copy_in_the_same_tree(tmp_path: Path) -> None
     assert "critic" not in job["roles"]
     assert any("verl/trainer/config/ppo_trainer.yaml" in line for line in found.assumed)
     assert not any("their.own" in one.where for _, one in found.mistakes)
+    assert "is not read" not in found.doubt  # of what is said as it is counted without it
     (config / "ppo_trainer.yaml").write_text(f"defaults: [_self_]\n{COPY}")
     assert "critic" in job_of(checked(tmp_path, few))["roles"]
 
