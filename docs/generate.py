@@ -18,6 +18,8 @@ import parallelism  # noqa: E402
 
 import memsheet  # noqa: E402
 from golden import worked  # noqa: E402
+from memsheet.questions.cures_of_jobs import what_helps  # noqa: E402
+from memsheet.report.screen.jobs.phases import render_job  # noqa: E402
 from memsheet.report.screen.plans.ranking import render_plans  # noqa: E402
 from memsheet.report.screen.table import render_answer  # noqa: E402
 from memsheet.report.shared.look import Look  # noqa: E402
@@ -244,6 +246,18 @@ def serving() -> str:
     return with_screen("guides/serve.md", f"memsheet infer {SERVED}", render_answer(answer, LOOK))
 
 
+TAKING_TURNS = "trl-grpo --model Qwen/Qwen3-4B --gpus 1xH100-80GB --max-completion-length 4096"
+
+
+def several_models() -> str:
+    """guides/jobs.md with the top of the screen of a job: the verdict, what helps, the phases."""
+    where = {"gpus": "1xH100-80GB"}
+    answer = memsheet.job("trl-grpo", model="Qwen/Qwen3-4B", max_completion_length=4096, **where)
+    helps = tuple((one.words, one.says, one.answer) for one in what_helps(answer, where))
+    screen = "\n\n".join(render_job(answer, LOOK, helps).split("\n\n")[:4])
+    return with_screen("guides/jobs.md", f"memsheet job {TAKING_TURNS}", screen)
+
+
 def with_screen(name: str, command: str, screen: str) -> str:
     """A page with its screen made anew."""
     before, rest = (DOCS / name).read_text(encoding="utf-8").split(OPEN)
@@ -257,6 +271,7 @@ PAGES = {
     "guides/first-minute.md": first_minute,
     "guides/plan.md": planning,
     "guides/serve.md": serving,
+    "guides/jobs.md": several_models,
     "../README.md": readme,
     **messages.PAGES,
 }

@@ -19,6 +19,7 @@ PAGES = [
     "concepts/parallelism.md",
     "guides/first-minute.md",
     "guides/serve.md",
+    "guides/jobs.md",
     "../README.md",
     *sorted(f"messages/{path.name}" for path in (DOCS / "messages").glob("*.md")),
     "guides/plan.md",  # whole searches

@@ -402,9 +402,9 @@ COMMANDS = {command.name: command for command in (
     ),
     Command(
         "job", "Several models on the same cards (RL, preference, distillation): which phase needs most, and does every one fit?",
-        (Argument("job", "JOB", "A file of memsheet/job/1, or a template: trl-grpo.", required=True),),
+        (Argument("job", "JOB", "A file of memsheet/job/1, or a template: trl-grpo. Launches of verl, OpenRLHF and others: memsheet check.", required=True),),
         (*JOB_FLAGS[:5], *TEMPLATE_FLAGS, FORMAT._replace(words="On stdout as json or csv."), JSON, UNITS, DEBUG),
-        ("memsheet job trl-grpo --model Qwen/Qwen3-4B --gpus 1xH100-80GB --max-completion-length 4096 --vllm colocate",
+        ("memsheet job trl-grpo --model Qwen/Qwen3-4B --gpus 1xH100-80GB",
          "memsheet job job.json --gpus 8xH100-80GB --json"),
     ),
     Command(

@@ -7,9 +7,11 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer
-from memsheet.exchange import find_format
-from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together
+from memsheet.exchange import find_format, flatten_tree
+from memsheet.exchange.shared.config_references import with_references
+from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together, is_key
 from memsheet.exchange.shared.file_format import read_format_values as read_values
+from memsheet.exchange.shared.inherited_yaml import merged_trees
 from memsheet.exchange.shared.script_defaults import (
     KINDS,
     LAUNCHED,
@@ -76,6 +78,39 @@ def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
                 both = read_values(own.form, {**rest.values, **said})
                 told = rest.assumed[-1:] if rest.shipped else (f"{at} {own.values[at]} says the rest",)
                 found[name] = replace(both, release=own.release, assumed=(*both.assumed, *told))
+    return found
+
+
+def with_own_defaults(
+    reads: Mapping[str, Read], defaults: Mapping[str, tuple[str, Mapping[str, Any]]]
+) -> dict[str, Read]:
+    """Files read, with the defaults of the copy of their program that lies in the same tree, in the place of
+    those of the release that is known; but for the model, which a launch names. What they name of other keys
+    is as the launch has it.
+    """
+    found = dict(reads)
+    for name, (file, tree) in defaults.items():
+        own = reads[name]
+        whole = with_references(merged_trees(tree, _nested_values(own.values)))
+        flat = dict(flatten_tree(whole, whole=own.form.whole))
+        usual = {at: held for at, held in flat.items() if is_key(own.form, at) and not at.endswith(".path")}
+        both = read_values(own.form, {**usual, **own.values})
+        known = (line for line in own.assumed if own.form.tested not in line)
+        told = (*known, f"defaults = those of {file}, which lies in the same tree")
+        found[name] = replace(both, release=own.release, assumed=told)
+    return found
+
+
+def _nested_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by their places as the objects that they lie in."""
+    found: dict[str, Any] = {}
+    for at, held in values.items():
+        *groups, last = at.split(".")
+        inside = found
+        for group in groups:
+            below = inside.setdefault(group, {})
+            inside = below if isinstance(below, dict) else {}
+        inside[last] = held
     return found
 
 

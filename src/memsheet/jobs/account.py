@@ -213,8 +213,10 @@ def _phase_rows(
         owner = extra.role or phase.active or roles[0].name
         if owner not in parts:
             continue  # what its work has beside is where it is
-        at = {instant.of_phase(phase.name): extra.size for instant in steps}
-        yield Item(extra.component, f"{owner}/{extra.path}", at, Derived(extra.why))
+        there = [one for one in steps if not extra.instants or one in extra.instants]
+        at = {instant.of_phase(phase.name): extra.size for instant in there}
+        if at:
+            yield Item(extra.component, f"{owner}/{extra.path}", at, Derived(extra.why))
 
 
 def _over_phase(items: tuple[Item, ...], steps: tuple[Instant, ...]) -> tuple[Item, ...]:

@@ -23,6 +23,8 @@ OF_PPO, VALUES = "-ppo", "values"
 READ = Work.FORWARD.value
 NO_LOGITS = FusedLoss([])
 SIXTEEN = ("bf16", "fp16")
+MIXED = {"bf16-autocast": "fsdp2-mixed"}
+"""By the name of a whole model's precision that of the same one divided (``templates.trl.PRECISIONS``)."""
 PLAIN: Mapping[str, str] = {
     SLEEP: "the server asleep while others work (residents: asleep-2)", OFFLOAD: "what trains on the host while the server works (residents: offloaded)",
     LOGITS: "no whole logits (a fused loss)", SHARE: "a share of {share:g} for the server",
@@ -33,14 +35,15 @@ PLAIN: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cure:
-    """A change: its kind, what keeps the phase from fitting, the document with it, and the numbers in its
-    words.
+    """A change: its kind, what keeps the phase from fitting, the document with it, the numbers in its words,
+    and the role that it moves away.
     """
 
     kind: str
     says: str
     document: Mapping[str, Any]
     numbers: tuple[tuple[str, int | str], ...] = ()
+    role: str = ""
 
 
 def job_cures(
@@ -50,10 +53,11 @@ def job_cures(
     moved: Residency = Residency.OFFLOADED,
     raised: bool = True,
     fused: FusedLoss = NO_LOGITS,
+    ranks: int = 1,
 ) -> Iterator[Cure]:
     """What may help a job whose fullest phase is ``phase``, one change a cure. ``moved``: how what trains is
     after the framework's own offloading; ``raised``: whether its sharding keeps what learns in fp32;
-    ``fused``: what its fused loss makes in place of logits.
+    ``fused``: what its fused loss makes in place of logits; ``ranks``: of data, where a plan says none.
     """
     found = next((one for one in document["phases"] if one["name"] == phase), None)
     if found is None:
@@ -72,8 +76,8 @@ def job_cures(
         for name in held:
             what = "states" if moved is Residency.PARAMETERS else "parameters and states"
             says = f"{name}'s {what} stay on the card while {active} generates"
-            yield Cure(kind=OFFLOAD, says=says, document=_put_away(document, name, moved))
-    divided = _with_divided_states(document, raised=raised) if active not in servers else None
+            yield Cure(kind=OFFLOAD, says=says, document=_put_away(document, name, moved), role=name)
+    divided = _with_divided_states(document, ranks, raised=raised) if active not in servers else None
     if divided is not None:
         says = f"every card has all of {active or 'what trains'}'s parameters and states"
         width = _mixed_width(document)
@@ -122,7 +126,7 @@ def _put_away(document: Mapping[str, Any], name: str, how: Residency) -> dict[st
     return changed
 
 
-def _with_divided_states(document: Mapping[str, Any], *, raised: bool) -> dict[str, Any] | None:
+def _with_divided_states(document: Mapping[str, Any], count: int, *, raised: bool) -> dict[str, Any] | None:
     """The document with what every rank has whole divided over all of them, under the engine that divides
     the same model code; None where nothing is whole on several ranks, or nobody divides it, or where what
     trains generates by itself, which is not accounted with layers that are gathered one by one.
@@ -137,12 +141,14 @@ def _with_divided_states(document: Mapping[str, Any], *, raised: bool) -> dict[s
         plan, mesh = role["plan"], role["plan"].get("mesh") or {}
         engine = find_engine(str(plan.get("engine")))
         partner = sharding_counterpart(engine) if engine else None
-        ranks = int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1))
+        ranks = int(mesh.get("dp_replicate", 1)) * int(mesh.get("dp_shard", 1)) if mesh else count
         if plan.get("task") != "train" or plan.get("zero") or partner is None or ranks == 1:
             continue
         any_divided = True
         if isinstance(plan.get("precision"), Mapping):
             plan["precision"] = _mixed_precision(plan["precision"], raised=raised and not plan.get("adapter"))
+        elif plan.get("precision") in MIXED:
+            plan["precision"] = MIXED[plan["precision"]]
         plan.pop("engine_version", None)
         if (plan.get("global_batch") or 0) > (plan.get("microbatch") or 1) * ranks:
             plan["gradient_sync"] = "last"  # accelerate: gradients are whole until a step's last micro-batch

@@ -11,7 +11,7 @@ from memsheet.errors import Problem, raise_if_problems
 from memsheet.frozen import dataclass
 from memsheet.plan.job import OF_SERVERS, OF_TRAINING, Extra, Logits, Residency, Work
 from memsheet.readers.fields import Fields
-from memsheet.sheet import PHASE_NAME, Bytes, Component
+from memsheet.sheet import PHASE_NAME, Bytes, Component, Instant
 
 SCHEMA = "memsheet/job/1"
 MOST_ROLES, MOST_PHASES, MOST_EXTRAS = 16, 64, 64
@@ -23,6 +23,11 @@ OF_ROLE = ("model", "plan", "trained", "process", "keeps_cache", "head", "weight
 HEADS = TOKENS, VALUES = "tokens", "values"
 """What a role's head gives of each token: a vocabulary's logits, or one value."""
 OF_PHASE = ("name", "active", "work", "plan", "residents", "logits", "items")
+OF_EXTRA = ("component", "path", "bytes", "why", "role", "instants")
+SERVING, TRAINING = (
+    (Instant.PREFILL, Instant.DECODE),
+    (Instant.FORWARD, Instant.LOSS, Instant.BACKWARD, Instant.OPTIMIZER_STEP),
+)
 E = TypeVar("E", bound=Enum)
 
 
@@ -232,14 +237,25 @@ def _read_extras(phase: Fields) -> Iterator[Extra]:
         phase.wrong("items", None, f"are a list of 1 to {MOST_EXTRAS} objects")
     for number, row in enumerate(rows[:MOST_EXTRAS]):
         one = Fields(row, f"{phase.where}.items[{number}]", phase.problems)
-        _refuse_unknown(one, ("component", "path", "bytes", "why", "role"))
+        _refuse_unknown(one, OF_EXTRA)
         yield Extra(
             component=_word_of(one, "component", Component, Component.TEMPORARIES),
             path=one.text("path", default="extra"),
             size=_read_range(one, "bytes"),
             why=one.text("why", default="as the document says"),
             role=one.text("role", default="") or None,
+            instants=tuple(_read_instants(one)),
         )
+
+
+def _read_instants(one: Fields) -> Iterator[Instant]:
+    """Instants of a step at which an item is there."""
+    known = {each.value: each for each in Instant}
+    for name in one.texts("instants"):
+        if name not in known:
+            one.wrong("instants", name, "is no instant of a step", f"of {', '.join(known)}")
+        else:
+            yield known[name]
 
 
 def _phase_problems(roles: tuple[WrittenRole, ...], phases: tuple[WrittenPhase, ...]) -> Iterator[Problem]:
@@ -263,12 +279,27 @@ def _phase_problems(roles: tuple[WrittenRole, ...], phases: tuple[WrittenPhase, 
                 hint = f"one of {', '.join(known)}"
                 field = f"{where}.items[{at}].role"
                 yield Problem(field=field, value=extra.role, reason="is no role of the job", hint=hint)
+            yield from _instant_problems(extra, f"{where}.items[{at}].instants", phase, role)
         if role is None and (phase.plan or phase.logits):
             yield Problem(field=f"{where}.plan", reason="is of the active role, and the phase has none")
         away = (Residency.ABSENT, Residency.RESIDUE, *OF_SERVERS)
         if role and phase.residents.get(role.name) in away:
             reason = "is the active role, and cannot be away"
             yield Problem(field=f"{where}.residents.{role.name}", reason=reason)
+
+
+def _instant_problems(
+    extra: Extra, field: str, phase: WrittenPhase, role: WrittenRole | None
+) -> Iterator[Problem]:
+    """An item is at instants that its phase has: nothing of it would be counted otherwise."""
+    had = (Instant.LOAD,)
+    if role is not None:
+        passes = (Instant.FORWARD, *((Instant.LOSS,) if phase.logits else ()))
+        had = SERVING if role.serves else passes if phase.work is Work.FORWARD else TRAINING
+    for one in extra.instants:
+        if one not in (Instant.LOAD, *had):
+            hint = f"of {', '.join(each.value for each in had)}"
+            yield Problem(field=field, value=one.value, reason="is no instant of the phase", hint=hint)
 
 
 def _fraction_problems(roles: tuple[WrittenRole, ...], phases: tuple[WrittenPhase, ...]) -> Iterator[Problem]:

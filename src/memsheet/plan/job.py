@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memsheet.plan.device import Cluster
     from memsheet.plan.model import ModelSpec
     from memsheet.plan.plan import Plan
-    from memsheet.sheet import Bytes, Component
+    from memsheet.sheet import Bytes, Component, Instant
 
 
 class Residency(Enum):
@@ -93,7 +93,7 @@ class Logits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
     """Bytes of a phase that are of no role's own step. ``role``: whose they are, where they are not of the
-    one that works.
+    one that works; ``instants``: of the phase's step those at which they are there, all where none is named.
     """
 
     component: Component
@@ -101,6 +101,7 @@ class Extra:
     size: Bytes
     why: str
     role: str | None = None
+    instants: tuple[Instant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError
@@ -12,7 +12,6 @@ from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.frozen import replace
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec
-from memsheet.questions.file_answers import AccountedJob
 from memsheet.questions.named_models import (
     model_of,
 )
@@ -20,6 +19,9 @@ from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.resolve.length import derived_max_length
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
+
+if TYPE_CHECKING:
+    from memsheet.questions.file_answers import AccountedJob
 
 
 def join_on_cards(

@@ -24,7 +24,7 @@ from memsheet.questions.cards_of_job import (
     join_on_cards,
 )
 from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
-from memsheet.questions.file_answers import BATCH, account_job, account_on_own_cards
+from memsheet.questions.file_answers import BATCH, account_job, account_on_own_cards, nodes_of_files
 from memsheet.questions.job_files import JobFiles, as_its_release, read_job_files, said_of_engine
 from memsheet.questions.judged_files import judge_job
 from memsheet.questions.labelled_models import with_labels_head
@@ -174,7 +174,8 @@ def _check_job(
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
     gpus = question["gpus"] or gpus_for_processes(files_read.document.get("gpus"), files_read.reads)
     whole, gpus = join_on_cards(files_read.reads, planned, flags, gpus, where)
-    ask = {**where, "gpus": gpus, "model": name, "sequences": at_once, "fix": question.get("cures", True)}
+    asked = {"gpus": gpus, "model": name, "sequences": at_once, "fix": question.get("cures", True)}
+    ask = {**nodes_of_files(gpus, where, files_read.reads), **asked}
     job = account_job(files_read.reads, whole, ask, {**planned, **flags})
     own = gpus_of_degrees(gpus, job) or gpus_for_processes(gpus, files_read.reads)
     kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)

@@ -14,6 +14,7 @@ from memsheet.frozen import dataclass, replace
 from memsheet.jobs.cures import BATCH, PLAIN, SHARE, Cure, job_cures, smaller_batches
 from memsheet.jobs.document import fraction_of_plan
 from memsheet.jobs.templates import (
+    offload_places,
     offloaded_by,
     raises_to_fp32,
     rows_of_example,
@@ -97,12 +98,12 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
     )
     fused = fused_loss(name, plan, Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden))
     moved, raised = offloaded_by(name), raises_to_fp32(name)
-    for cure in job_cures(document, phase, moved=moved, raised=raised, fused=fused):
+    ranks, rounds = int(answer.plan.mesh.data_parallel), int(answer.plan.accumulation)
+    for cure in job_cures(document, phase, moved=moved, raised=raised, fused=fused, ranks=ranks):
         one = _accounted_cure(cure, words.get(cure.kind), before, where)
         if one is not None and (one.saves_bytes * WORTH_TELLING > before or _fits(one)):
             yield one
     smaller: Helps | None = None
-    ranks, rounds = int(answer.plan.mesh.data_parallel), int(answer.plan.accumulation)
     together = rows_of_example(name)
     batches = smaller_batches(document, phase, ranks=ranks, rounds=rounds, together=together)
     for cure in batches if words.get(BATCH) else ():
@@ -122,7 +123,10 @@ def _accounted_cure(cure: Cure, words: str | None, before: int, where: Mapping[s
     except InputError:
         return None
     frees = before - max(int(sheet.device.value) for sheet in after.sheets)
-    return Helps(kind=cure.kind, says=cure.says, words=words.format(**dict(cure.numbers)), answer=after, saves_bytes=frees)  # fmt: skip
+    role = cure.document["roles"].get(cure.role) or {}
+    places = offload_places(cure.role, str((role.get("plan") or {}).get("engine")))
+    said = words.format(**dict(cure.numbers), **places)
+    return Helps(kind=cure.kind, says=cure.says, words=said, answer=after, saves_bytes=frees)
 
 
 def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:

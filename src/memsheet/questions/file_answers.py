@@ -103,6 +103,18 @@ def account_job(
     return AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))
 
 
+def nodes_of_files(gpus: Any, where: Mapping[str, Any], reads: Mapping[str, Read]) -> dict[str, Any]:
+    """The cluster's words with the GPUs of a node that files say, where they start as many processes as
+    there are cards, and nobody else says how the cards are divided over nodes.
+    """
+    if where["nodes"] or where["per_node"] or where["cluster"] or not gpus:
+        return dict(where)
+    count = named_cards(str(gpus))[0]
+    said = (read.request.get("@per_node") for read in reads.values() if read.request.get("@gpus") == count)
+    each = next((held for held in said if isinstance(held, int)), None)
+    return {**where, "per_node": each if each and count and each < count else None}
+
+
 def account_on_own_cards(
     reads: Mapping[str, Read], job: AccountedJob, own: str, said: Mapping[str, Any]
 ) -> AccountedJob:
@@ -110,7 +122,7 @@ def account_on_own_cards(
     ``own``: those cards.
     """
     whole = join_files(reads, {}, said, named_cards(own)[0])
-    again = account_job(reads, whole, {**job.ask, "gpus": own}, said)
+    again = account_job(reads, whole, {**job.ask, **nodes_of_files(own, job.ask, reads), "gpus": own}, said)
     if again.answer is None or again.whole.request.get(BATCH) != whole.request.get(BATCH):
         return job
     counted = named_cards(str(job.ask["gpus"]))[0]

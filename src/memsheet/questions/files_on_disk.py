@@ -26,6 +26,7 @@ from memsheet.exchange.shared.shell_calls import with_started_scripts
 from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, parse_yaml, read_bytes, read_json
 from memsheet.guard.budget import MOST_SCRIPT, TooMuchError, is_long_script
+from memsheet.guard.toml import parse_toml
 from memsheet.patterns import late_pattern
 from memsheet.questions.export import PLAN, SHEET, pick_plan
 
@@ -209,6 +210,22 @@ def with_inherited_trees(
     return found, told
 
 
+def defaults_beside(
+    folders: Sequence[Path], reads: Mapping[str, Read]
+) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Of programs that are started, by the name of what starts them, the defaults that a copy of the program
+    in the same tree has, and where it has them; none of a file that stands on others.
+    """
+    found = {}
+    for name, read in reads.items():
+        file = read.form.own_defaults(read.values)
+        text = _text_beside(file, folders) if file else None
+        tree = _tree_of_yaml(text, file) if text and not INHERITS.search(text) else None
+        if tree:
+            found[name] = (file, tree)
+    return found
+
+
 def tree_beside(name: str, folders: Sequence[Path]) -> tuple[Mapping[str, Any], tuple[str, ...]] | None:
     """A YAML by the name that it is called by, with what it stands on, and the names of both; None of one
     that does not lie in the job's folders.
@@ -223,6 +240,15 @@ def tree_beside(name: str, folders: Sequence[Path]) -> tuple[Mapping[str, Any], 
         found = whole if whole is not None else tree
         return (found, (path.name, *names)) if found is not None else None
     return None
+
+
+def table_beside(name: str, folders: Sequence[Path]) -> Mapping[str, Any] | None:
+    """A TOML by the name that it is called by; None of one that does not lie in the job's folders."""
+    text = _text_beside(name, folders)
+    try:
+        return parse_toml(text.encode(), name) if text else None
+    except InputError:
+        return None
 
 
 def _parent_tree(

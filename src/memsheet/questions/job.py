@@ -17,6 +17,7 @@ from memsheet.jobs.account import account_job
 from memsheet.jobs.document import SCHEMA, VALUES, WrittenJob, WrittenPhase, WrittenRole, read_job
 from memsheet.jobs.first_step import first_step
 from memsheet.jobs.templates import TEMPLATES, job_of_template
+from memsheet.jobs.templates.planned import Sizes
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.job import Job, Phase, Role, Work
@@ -35,6 +36,15 @@ from memsheet.units import format_bytes
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster")
 NOWHERE: Mapping[str, Any] = {}
 NO_MODELS: Mapping[str, ModelSpec] = {}
+OF_SHEET = "memsheet/sheet/1"
+COMMANDS: Mapping[str, str] = {
+    "verl": "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B",
+    "trl": "trl grpo --model_name_or_path Qwen/Qwen3-8B --use_vllm true",
+    "openrlhf": "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-8B --train.colocate_all",
+    "slime": "python3 train.py --colocate --hf-checkpoint Qwen/Qwen3-4B", "nemo": "python examples/run_grpo.py --config grpo.yaml",
+    "swift": "swift rlhf --rlhf_type grpo --model Qwen/Qwen3-8B",
+}  # fmt: skip
+"""Of programs that have no template, how one is started, by the first word of a name."""
 OF_VALUES = "it gives one value of each token"
 AFTER_FIRST = "phases are those of a step after the first, when the optimizer's states are there"
 WITH_OUTPUT = "is counted with the output matrix that its head of one value lacks"
@@ -69,7 +79,15 @@ def document_of(
     """The document that a file or a template's name stands for. Raises InputError for what is neither."""
     said = {key: value for key, value in options.items() if value is not None}
     if isinstance(named, str) and named in TEMPLATES:
-        return job_of_template(named, said)
+        return job_of_template(named, said, sizes_of_model)
+    if isinstance(named, str) and not Path(named).suffix and not Path(named).exists():
+        hint = COMMANDS.get(named.lower().replace("_", "-").partition("-")[0])
+        told = (
+            f"its launch is asked about as it is typed: memsheet check --gpus 8xH100-80GB -- {hint}"
+            if hint
+            else f"one of {', '.join(TEMPLATES)}"
+        )
+        raise input_error("job", named, "is no template and no file", told)
     extra = [key for key in said if key not in MACHINES]
     raise_if_problems(
         Problem(
@@ -79,10 +97,15 @@ def document_of(
     )
     if isinstance(named, Mapping):
         return named
-    path = Path(named)
-    if not path.suffix and not path.exists():
-        raise input_error("job", str(named), "is no template and no file", f"one of {', '.join(TEMPLATES)}")
-    return read_json(path)
+    document = read_json(Path(named))
+    asked = document.get("job") if document.get("schema") == OF_SHEET else None
+    return asked if isinstance(asked, Mapping) else document  # of a sheet the job that it is of
+
+
+def sizes_of_model(name: str) -> Sizes:
+    """What a template needs of a model besides its name. Raises InputError for one that nobody knows."""
+    model = read_named_model(name, "train", None)
+    return Sizes(vocab=model.vocab, hidden=model.hidden, layers=model.layers)
 
 
 def answer_job(

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.exchange import as_released
-from memsheet.exchange.joined_files import with_shipped_files, with_their_files
+from memsheet.exchange.joined_files import with_own_defaults, with_shipped_files, with_their_files
 from memsheet.exchange.shared.file_format import Read
 from memsheet.frozen import dataclass, replace
 from memsheet.questions.files_on_disk import (
     adjacent_file_texts,
+    defaults_beside,
     files_as_they_lie,
     folders_of_job,
     large_scripts,
@@ -74,6 +75,7 @@ def read_job_files(
         texts |= beside
         written |= {path: (path, text) for path, text in beside.items()}
         reads, skipped = recognise_files(texts, folder, server, scripts)
+    reads = with_own_defaults(reads, defaults_beside(folders, reads))
     reads = {name: bundled_draft(read) for name, read in with_their_files(with_shipped_files(reads)).items()}
     put_in |= {name: put_in[script] for name in reads if (script := _started_script(name)) in put_in}
     reads = {

@@ -13,6 +13,7 @@ from memsheet.errors import InputError
 from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD, is_guessed_method
 from memsheet.exchange.formats.verl.losses import ROLES
+from memsheet.exchange.formats.verl.strategies import foreign_engine
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, Moved, Read
 from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
@@ -360,8 +361,13 @@ def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made |
     found = verl_document(values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
     if found is None:
         return None
-    own = unsaid_longest(values)
-    return Made(found, open_words(values), has_shorter_rows(values), unsaid_longest=own)
+    own, foreign = unsaid_longest(values), foreign_engine(values)
+    over = (f"{foreign} says for itself what is divided and what leaves the cards",) if foreign else ()
+    away = tuple(name for name, role in found["roles"].items() if role["plan"]["task"] == "train")
+    return Made(
+        found, open_words(values), has_shorter_rows(values), over, elsewhere=away if foreign else (),
+        unsaid_longest=own,
+    )  # fmt: skip
 
 
 def _of_launcher(

@@ -44,6 +44,41 @@ def test_its_document_is_a_job_again(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out)["verdict"] == document["verdict"]
 
 
+def test_what_json_prints_is_read_as_the_job_that_it_is_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*LINE, "--json"]) == 10
+    document = json.loads(capsys.readouterr().out)
+    file = tmp_path / "sheet.json"
+    file.write_text(json.dumps(document))
+    assert main(["job", str(file), "--json"]) == 10
+    assert json.loads(capsys.readouterr().out)["verdict"] == document["verdict"]
+
+
+def test_a_program_without_a_template_is_told_how_it_is_asked_about(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["job", "verl", "--model", "qwen3-8b", "--gpus", "8xH100-80GB"]) == 2
+    told = capsys.readouterr().err
+    assert "job = verl: is no template" in told
+    assert "memsheet check --gpus 8xH100-80GB -- python3 -m verl.trainer.main_ppo" in told
+
+
+def test_a_flag_is_never_broken_on_a_screen_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main([*LINE, "--vllm", "colocate"])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    helps = lines[next(at for at, line in enumerate(lines) if line.startswith("What helps")) + 1 :]
+    helps = helps[: helps.index("")]
+    flags = [line.split("  ")[0] for line in helps if line[:1].strip()]
+    assert "--per-device-train-batch-size 1" in flags
+    assert all(flag.startswith("--") for flag in flags)
+
+
 def test_flags_are_the_options_of_templates() -> None:
     assert set(TemplateOptions.__annotations__) == set(template_options())
     assert {flag.field for flag in TEMPLATE_FLAGS} == {

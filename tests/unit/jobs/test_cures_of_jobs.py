@@ -90,3 +90,14 @@ def test_a_launch_is_told_its_cure(tmp_path: Path) -> None:
     assert cures["job-sleep"] == "actor_rollout_ref.rollout.free_cache_engine=True"
     assert cures["job-logits"] == "actor_rollout_ref.model.use_fused_kernels=True"
     assert "fragmentation" not in cures
+
+
+def test_a_template_is_told_to_divide_its_states_in_its_own_words() -> None:
+    """Of several cards, and with what its own flag then gives."""
+    said = {"model": "Qwen/Qwen3-4B", "gpus": "4xH100-80GB", "max_completion_length": 1024}
+    found = memsheet.job("trl-grpo", **said)
+    (told,) = [one for one in what_helps(found, {"gpus": "4xH100-80GB"}) if one.kind == "shard"]
+    assert told.words == "--engine fsdp2"
+    own = memsheet.job("trl-grpo", **said, engine="fsdp2")
+    needs = [max(int(sheet.device.value) for sheet in one.sheets) for one in (told.answer, own)]
+    assert needs[0] == needs[1]

@@ -54,12 +54,32 @@ SWIFT = (
     f"--model {MODEL} --dataset x --torch_dtype bfloat16 --max_length 4096 --per_device_train_batch_size 4"
 )
 VERL = (WILD / "ve-grpo-qwen3-8b.sh").read_text() if (WILD / "ve-grpo-qwen3-8b.sh").is_file() else ""
+BESIDE_CRITIC = (
+    f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={MODEL} data.max_response_length=1024 "
+    "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.gpu_memory_utilization=0.6 "
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 critic.ppo_micro_batch_size_per_gpu=2 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=4"
+)
+PIPELINED = (
+    f"{BESIDE_CRITIC.replace('n_gpus_per_node=4', 'n_gpus_per_node=8')} --config-name=ppo_megatron_trainer "
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 "
+    "critic.megatron.tensor_model_parallel_size=2"
+)
 OPENRLHF = (
     "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-8B "
     "--reward.model_name_or_path Qwen/Qwen3-8B --actor.num_gpus_per_node 2 --ref.num_gpus_per_node 2 "
     "--critic.num_gpus_per_node 2 --reward.num_gpus_per_node 2 --vllm.num_engines 2 --ds.zero_stage 3 "
     "--vllm.gpu_memory_utilization 0.6 --train.micro_batch_size 2 --rollout.micro_batch_size 4 "
     "--data.max_len 1024 --actor.gradient_checkpointing_enable --train.colocate_all"
+)
+SLIME = (
+    "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 2 --num-layers 36 "
+    "--hf-checkpoint Qwen/Qwen3-4B "
+    "--rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-response-len 1024 "
+    "--rollout-max-prompt-len 1024 --global-batch-size 64 --tensor-model-parallel-size 1 "
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "
+    "--use-dynamic-batch-size --max-tokens-per-gpu 4096 --advantage-estimator grpo "
+    "--rollout-num-gpus-per-engine 1 --sglang-mem-fraction-static 0.6 --colocate --no-offload-rollout"
 )
 EXAMPLES = "accelerate launch --num_processes 2 examples/scripts"
 SMALLER, REWARDS = PAIRS.replace("7B", "1.5B"), MODEL.replace("7B", "1.5B")
@@ -90,7 +110,11 @@ CASES: dict[str, tuple[str, str, str]] = {
     **{f"swift {method}": ("run.sh", f"NPROC_PER_NODE=4 swift rlhf --rlhf_type {method} --tuner_type full {SWIFT}", "4xA100-80GB") for method in ("dpo", "kto", "orpo")},
     "swift with a server": ("run.sh", f"NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --tuner_type full {SWIFT} --max_completion_length 1024 --num_generations 8 --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.4", "8xA100-80GB"),
     "verl": ("run.sh", VERL.replace("actor_rollout_ref.rollout.n=5", "actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.free_cache_engine=False"), "8xA100-80GB"),
+    "beside a critic": ("run.sh", BESIDE_CRITIC, "4xH100-80GB"),
+    "beside a critic of a newer release": ("run.sh", f"{BESIDE_CRITIC} critic.fsdp.forward_prefetch=False", "4xH100-80GB"),
+    "beside a critic over Megatron": ("run.sh", PIPELINED, "8xH100-80GB"),
     "openrlhf": ("run.sh", OPENRLHF, "2xA100-80GB"),
+    "slime": ("run.sh", SLIME, "2xA100-40GB"),
     "a script in sixteen bits": ("train.py", DPO.replace("bf16=True", "bf16=True, gradient_accumulation_steps=4"), "4xA100-80GB"),
     "adapters": ("run.sh", f"trl dpo {PAIRS.replace('7B', '32B')} --use_peft true --dtype bfloat16", "4xA100-80GB"),
     "weights in sixteen bits": ("run.sh", f"trl dpo {PAIRS} --dtype bfloat16 --gradient_accumulation_steps 4", "2xA100-80GB"),
@@ -158,13 +182,13 @@ def test_a_change_written_as_it_is_printed_gives_what_it_promised(tmp_path: Path
     (tmp_path / file).write_text(text)
     found = memsheet.check(tmp_path / file, gpus=gpus)
     before = needed(found)
-    cures: dict[str, Found] = {
-        rule.id: one
+    cures: list[tuple[str, Found]] = [
+        (rule.id, one)
         for rule, one in found.mistakes
         if rule.id.startswith("job-") and rule.id != "job-together"
-    }
+    ]
     assert cures, found.doubt
-    for kind, one in cures.items():
+    for kind, one in cures:
         after = read_back(tmp_path, file, text, str(one.cure), gpus)
         told: dict[str, Any] = {
             "case": case,

@@ -262,6 +262,33 @@ def test_what_a_phase_has_beside_its_role_is_on_that_role_s_cards_alone() -> Non
     assert not [item for item in second.items if item.path.endswith("beside")]
 
 
+def test_what_stands_at_named_instants_is_at_no_other() -> None:
+    item = {"component": "temporaries", "path": "beside", "bytes": 2**20}
+    every, some = (
+        memsheet.job(changed(phases=[{"name": "update", "active": "actor", "items": [{**item, **at}]}]))
+        for at in ({}, {"instants": ["loss", "backward"]})
+    )
+    whole, part = (
+        {when.step.value for one in answer.sheets[0].items if one.path == "actor/beside" for when in one.at}
+        for answer in (every, some)
+    )
+    assert part == {"loss", "backward"} < whole
+
+
+def test_an_instant_that_a_phase_lacks_is_refused() -> None:
+    phases = [
+        {"name": "gen", "active": "rollout", "items": [{"bytes": 1, "instants": ["loss"]}]},
+        {"name": "update_actor", "active": "actor", "items": [{"bytes": 1, "instants": ["prefill", "los"]}]},
+    ]
+    with pytest.raises(InputError) as told:
+        memsheet.job(changed(phases=phases))
+    assert [(one.field, one.value) for one in told.value.problems] == [
+        ("phases[1].items[0].instants", "los"),
+        ("phases[0].items[0].instants", "loss"),
+        ("phases[1].items[0].instants", "prefill"),
+    ]
+
+
 def test_ranks_that_share_a_sequence_have_logits_of_their_part_alone() -> None:
     def held(context: int) -> int:
         mesh = {"cp": context, "dp_replicate": 8 // context}

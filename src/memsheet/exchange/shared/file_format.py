@@ -171,6 +171,9 @@ class Format:
         None  # the same values of a tree that nothing at its top tells, if its groups do
     )
     also: Callable[[str], Mapping[str, Any]] | None = None  # the same values from a script that says them
+    own_defaults: Callable[[Values], str] = (
+        lambda _: ""  # the file of the program's own defaults, by where it lies in the program's tree
+    )
     started: Callable[[str, Values], Mapping[str, Any]] | None = (
         None  # the same of a script that a command starts with some flags
     )

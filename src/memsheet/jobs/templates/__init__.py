@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, nearest_words, raise_if_problems
-from memsheet.jobs.templates.option import Option, Template
+from memsheet.jobs.templates.option import Option, SizesOf, Template
 from memsheet.jobs.templates.trl import TEMPLATES as OF_TRL
 from memsheet.patterns import late_pattern
 
@@ -50,12 +50,12 @@ BESIDE_TRL = {
 WORDS: Mapping[str, Mapping[str, str]] = {
     "verl": {
         "sleep": "actor_rollout_ref.rollout.free_cache_engine=True",
-        "offload": "actor_rollout_ref.actor.fsdp_config.param_offload=True actor_rollout_ref.actor.fsdp_config.optimizer_offload=True",
+        "offload": "{place}.param_offload=True {place}.optimizer_offload=True{gradients}",
         "logits": "actor_rollout_ref.model.use_fused_kernels=True", "batch": "", "shard": "", "share": "actor_rollout_ref.rollout.gpu_memory_utilization={share:g}",
     },
     "trl-grpo": {
         "sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}",
-        "batch": "--per-device-train-batch-size {rows} --gradient-accumulation-steps {rounds}", "shard": DIVIDED,
+        "batch": "--per-device-train-batch-size {rows} --gradient-accumulation-steps {rounds}", "shard": "--engine fsdp2",
     },
     "trl-recipe": {
         "sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}", "batch": OF_TRAINER, "shard": DIVIDED,
@@ -85,6 +85,8 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     **{f"llamafactory-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model", "ppo")},
 }  # fmt: skip
 """What to write for a kind of cure; empty where the framework has no such option."""
+OF_CRITIC, OF_NEWER_CRITIC = "critic.model.fsdp_config", "critic.fsdp"
+"""Where verl's critic is set, and in releases since (verl-project/verl 1dda039)."""
 KEYS = late_pattern(r"\w+: [\w.]+(?:, \w+: [\w.]+)*")
 """Words of a cure that are keys of a configuration."""
 BY_TRL = late_pattern(r"(?:^|[\s;&|])trl\s+[a-z]")
@@ -108,6 +110,17 @@ def words_of_cures(name: str) -> Mapping[str, str]:
     return WORDS.get(name, {})
 
 
+def offload_places(role: str, engine: str) -> dict[str, str]:
+    """Where a role's engine is told to leave the cards, and that its gradients do, too, which only
+    Megatron-Core keeps between steps: in verl's keys (volcengine/verl b178a3c verl/trainer/config/engine,
+    critic/dp_critic.yaml).
+    """
+    root = "critic" if role == "critic" else "actor_rollout_ref.actor"
+    if engine == "megatron":
+        return {"place": f"{root}.megatron", "gradients": f" {root}.megatron.grad_offload=True"}
+    return {"place": OF_CRITIC if role == "critic" else f"{root}.fsdp_config", "gradients": ""}
+
+
 def rows_of_example(name: str) -> int:
     """Sequences of an example that are learnt from at once, of a job by its name: what a framework's own
     micro-batch counts is so many fewer.
@@ -121,6 +134,8 @@ def words_in_file(words: str, file: str, text: str) -> str:
     script's arguments or as a command's flags, and a launcher with the script, or by the name that the
     command in ``text`` takes.
     """
+    if OF_NEWER_CRITIC in text:
+        words = words.replace(OF_CRITIC, OF_NEWER_CRITIC)
     launches = words.startswith(LAUNCH)
     if launches and file.endswith(SCRIPT[0]):
         return f"{words} {file}"
@@ -155,9 +170,9 @@ def template_options() -> dict[str, Option]:
     return {name: option for one in TEMPLATES.values() for name, option in one.options.items()}
 
 
-def job_of_template(name: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a template with options as they are said. Raises InputError for what it does not
-    know.
+def job_of_template(name: str, said: Mapping[str, Any], sizes_of: SizesOf) -> dict[str, Any]:
+    """The document of a template with options as they are said. ``sizes_of``: what gives a model's sizes by
+    its name. Raises InputError for what it does not know.
     """
     template = TEMPLATES[name]
     machines = ("gpus", "nodes", "per_node", "host_memory", "cluster")
@@ -171,4 +186,5 @@ def job_of_template(name: str, said: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in said.items()
         if key not in (*template.options, *machines)
     )  # fmt: skip
-    return template.make({key: said[key] for key in said if key in (*template.options, *machines)})
+    own = {key: said[key] for key in said if key in (*template.options, *machines)}
+    return template.make(own, sizes_of)

@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates.planned import Sizes, extra_item
 from memsheet.jobs.templates.preferences import READ_OF_KTO
+from memsheet.sheet import Instant
 
 PART = 2048 * 4096 * 11
 """Bytes of the logits that are made at once: of 2,048 tokens and 4,096 words (fused_linear_ppo.py:7-8)."""
@@ -19,19 +20,30 @@ OF_STUDENT: Mapping[bool, tuple[int, int]] = {True: (28, 44), False: (38, 72)}
 of one end, and between both (jsd_loss.py:23-58, fused_linear_distillation.py).
 """
 STUDENT_TOKENS = 1024
+HEAD, OF_LOSS = "lm_head", Instant.LOSS.value
 BYTES = {"fp32": 4}
 IN_FP32 = ("fp32", "bf16-autocast", "fp16-autocast", "fsdp2-mixed")
 """Names of precisions whose weights are fp32 (``plan.defaults``)."""
 
 
 def head_gradient_items(sizes: Sizes, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of ``LigerFusedLinearGRPOLoss``: gradients of the output matrix, those of all rows and of the row at
-    hand, whether it learns or not (fused_linear_ppo.py:185, 246-250, 264).
+    """Of ``LigerFusedLinearGRPOLoss``, while the loss is made: the output matrix's gradient of the row at
+    hand, in fp32 and in the matrix's own dtype (fused_linear_ppo.py:93-94, 157-160), beside that of all rows,
+    which stands for the matrix's own, and is made where it does not learn, too (:246-250, 264).
     """
-    width = BYTES.get(_width_of(plan), 2)
-    matrix = sizes.vocab * sizes.hidden * width
-    why = "two gradients of the output matrix, and logits of a part (Liger's fused_linear_ppo.py)"
-    return [extra_item("temporaries", "liger", (matrix, 2 * matrix + PART, 2 * matrix + PART), why)]
+    width, words = BYTES.get(_width_of(plan), 2), sizes.vocab * sizes.hidden
+    summed = 0 if _learns_head(plan) else width * words
+    row = (4 if width == 4 else 4 + width) * words
+    why = "gradients of the output matrix by rows, and logits of a part (Liger's fused_linear_ppo.py)"
+    most = summed + row + PART
+    return [extra_item("temporaries", "liger", (summed + width * words, most, most), why, OF_LOSS)]
+
+
+def _learns_head(plan: Mapping[str, Any]) -> bool:
+    """Whether the output matrix has a gradient of its own, as it has without adapters."""
+    adapter = plan.get("adapter") or {}
+    named = (*(adapter.get("targets") or ()), *(adapter.get("full_modules") or ()))
+    return not adapter or HEAD in named
 
 
 def _width_of(plan: Mapping[str, Any]) -> str:
@@ -49,7 +61,7 @@ def student_chunk_items(sizes: Sizes, tokens: int, *, between: bool) -> list[dic
     narrow, wide = OF_STUDENT[not between]
     each = min(tokens, STUDENT_TOKENS) * sizes.vocab
     why = "logits of 1,024 tokens of both models and their divergence (Liger's jsd_loss.py)"
-    return [extra_item("temporaries", "liger", (0, narrow * each, wide * each), why)]
+    return [extra_item("temporaries", "liger", (0, narrow * each, wide * each), why, OF_LOSS)]
 
 
 OF_POLICIES = ("trl-recipe", "trl-grpo", "swift-grpo", "axolotl-grpo")

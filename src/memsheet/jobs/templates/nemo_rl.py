@@ -66,6 +66,8 @@ def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Size
     places, read = cluster_places(values), micro_tokens(values, "logprob")
     share = values.get(f"{VLLM}.gpu_memory_utilization", SHARE)
     known = isinstance(share, int | float) and 0 < share <= 1
+    if algorithm_of(values) == PAIRS:
+        return _pairs_job(values, plan, model, sizes)
     if algorithm_of(values) not in METHODS or values.get(f"{GENERATION}.backend", "vllm") != "vllm":
         return None
     if places is None or not read or not known:
@@ -96,11 +98,35 @@ def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Size
 
 
 METHODS = ("grpo", "ppo", "distillation")
+PAIRS, OF_PAIR = "dpo", 2
 CRITIC, TEACHER = "critic", "teacher"
 GROUPS: Mapping[str, Mapping[str, str]] = {"ppo": {CRITIC: "value"}, "distillation": {TEACHER: "teacher"}}
 """Of a method its further roles and the groups that they are written in (examples/configs/ppo_math_1B.yaml,
 distillation_math.yaml).
 """
+
+
+def _pairs_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+    """DPO: both rows of every pair are one batch, as the plan has them, of the pass of the reference, whose
+    weights are switched in, too (algorithms/dpo.py:336-342, 596-603). None where nobody says how many rows
+    that is.
+    """
+    rows, length = plan.get("microbatch"), plan.get("seq_len")
+    if not isinstance(rows, int) or not isinstance(length, int):
+        return None
+    actor, _ = planned_actor(plan)
+    actor["loss"] = plan.get("loss") if divides_logits(values) else actor["loss"]
+    away = says_true(values, f"{POLICY}.offload_optimizer_for_logprob")
+    tokens = rows * -(-length // degree_of(values, "context"))
+    phases = [
+        {
+            "name": "ref", "active": "actor", "work": "forward", "residents": {"actor": "parameters" if away else "whole"},
+            **_read_of_logits(values, tokens),
+        },
+        {"name": "update_actor", "active": "actor", **_learnt_of_logits(values, sizes, OF_PAIR)},
+    ]  # fmt: skip
+    roles = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
+    return Made({"schema": SCHEMA, "name": "nemo-rl", "roles": roles, "phases": phases}, shorter_rows=True)
 
 
 def _role_of_group(values: Values, role: str, group: str, model: str, ranks: int) -> dict[str, Any] | None:
@@ -230,8 +256,10 @@ def _is_linear(values: Values) -> bool:
     return runs_megatron(values) and says_true(values, f"{MEGATRON}.use_fused_linear_logprobs")
 
 
-def _learnt_of_logits(values: Values, sizes: Sizes) -> dict[str, Any]:
-    """Of the update; where ranks divide them the policy's own sheet has them, but for what is more."""
+def _learnt_of_logits(values: Values, sizes: Sizes, together: int = 1) -> dict[str, Any]:
+    """Of the update; where ranks divide them the policy's own sheet has them, but for what is more.
+    ``together``: rows of an example.
+    """
     why = "of all tokens, with their gradients (algorithms/loss/utils.py:85)"
     if _is_linear(values):
         return {}
@@ -239,8 +267,8 @@ def _learnt_of_logits(values: Values, sizes: Sizes) -> dict[str, Any]:
         return {"logits": {"bytes": list(LEARNT), "why": why}}
     update = micro_tokens(values, "train")
     ranks = degree_of(values, "tensor") * degree_of(values, "context")
-    most = MORE * update.get("microbatch", 0) * update.get("seq_len", 0) * sizes.vocab // ranks
-    return {"items": [extra_item("temporaries", "logits_beside", (0, 0, most), why)]}
+    most = together * MORE * update.get("microbatch", 0) * update.get("seq_len", 0) * sizes.vocab // ranks
+    return {"items": [extra_item("temporaries", "logits_beside", (0, 0, most), why, "loss")]}
 
 
 def _read_of_logits(values: Values, tokens: int) -> dict[str, Any]:

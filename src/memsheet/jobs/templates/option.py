@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.frozen import NamedTuple
 
 MACHINES = ("gpus", "nodes", "per_node", "host_memory")
+
+
+if TYPE_CHECKING:
+    from memsheet.jobs.templates.planned import Sizes
+
+SizesOf = Callable[[str], "Sizes"]
+"""A model's sizes by its name. Raises InputError for a model that nobody knows."""
 
 
 class Option(NamedTuple):
@@ -24,14 +31,14 @@ class Option(NamedTuple):
 
 
 class Template(NamedTuple):
-    """A framework's job. ``make`` takes options as they are said, and the machines, and gives a document of
-    ``memsheet/job/1``.
+    """A framework's job. ``make`` takes options as they are said, and the machines, and what gives a model's
+    sizes by its name, and gives a document of ``memsheet/job/1``.
     """
 
     name: str
     words: str
     options: Mapping[str, Option]
-    make: Callable[[Mapping[str, Any]], dict[str, Any]]
+    make: Callable[[Mapping[str, Any], SizesOf], dict[str, Any]]
 
 
 def read_options(

@@ -88,12 +88,17 @@ def ranks_of_data(plan: Mapping[str, Any]) -> int:
 
 
 def on_cards(plan: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The plan with its states over another number of cards."""
+    """The plan with its states over another number of cards, and as many rows of a step, but for what fills
+    up its last round.
+    """
     axis = "dp_shard" if plan.get("zero") else "dp_replicate"
     mesh = plan.get("mesh", {})
     shared = int(mesh.get("cp", 1)) * int(mesh.get("tp", 1)) * int(mesh.get("pp", 1))
+    ranks = max(1, count // shared)
+    rows, at_once = plan.get("global_batch"), (plan.get("microbatch") or 0) * ranks
+    filled = -(-rows // at_once) * at_once if isinstance(rows, int) and at_once else None
     ones = {"dp_replicate": 1, "dp_shard": 1}
-    return {**plan, "mesh": {**mesh, **ones, axis: max(1, count // shared)}, "global_batch": None}
+    return {**plan, "mesh": {**mesh, **ones, axis: ranks}, "global_batch": filled}
 
 
 def card_count(plan: Mapping[str, Any]) -> int:
@@ -102,6 +107,11 @@ def card_count(plan: Mapping[str, Any]) -> int:
     return prod(int(mesh.get(axis, 1)) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))
 
 
-def extra_item(component: str, path: str, sizes: tuple[int, int, int], why: str) -> dict[str, Any]:
-    """Bytes of a phase that are of no role's own step, as the document has them."""
-    return {"component": component, "path": path, "bytes": list(sizes), "why": why}
+def extra_item(
+    component: str, path: str, sizes: tuple[int, int, int], why: str, *instants: str
+) -> dict[str, Any]:
+    """Bytes of a phase that are of no role's own step, as the document has them. ``instants``: of the step
+    those at which they are there, all where none is named.
+    """
+    found = {"component": component, "path": path, "bytes": list(sizes), "why": why}
+    return {**found, **({"instants": list(instants)} if instants else {})}

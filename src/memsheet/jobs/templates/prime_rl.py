@@ -114,7 +114,7 @@ def _head_part(values: Values, sizes: Sizes) -> dict[str, Any]:
     elements = chunk * min(CHUNK_WORDS, sizes.vocab)
     low, value, high = (elements * one for one in CHUNKED)
     why = "logits of a part of the tokens and of the vocabulary (trainer/models/layers/lm_head.py:168-200)"
-    return {"items": [extra_item("temporaries", "head", (low, value, high), why)]}
+    return {"items": [extra_item("temporaries", "head", (low, value, high), why, "loss")]}
 
 
 def _unlike_servers(values: Values) -> tuple[str, ...]:

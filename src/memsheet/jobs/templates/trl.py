@@ -15,12 +15,17 @@ from typing import Any
 from memsheet.errors import Problem, input_error, raise_if_problems
 from memsheet.jobs.templates.option import (
     Option,
+    SizesOf,
     Template,
     logits_key,
     machines_of,
     read_options,
 )
+from memsheet.late import late_functions
 from memsheet.units import MIB
+
+with late_functions(__name__):
+    from memsheet.jobs.templates.liger import head_gradient_items
 
 CONFIG, GENERATION = "trainer/grpo_config.py", "generation/vllm_generation.py"
 GRPO: Mapping[str, Option] = {
@@ -58,7 +63,7 @@ memory_profiling), when the trainer's context is there already: the pool may be 
 """
 
 
-def grpo_document(said: Mapping[str, Any]) -> dict[str, Any]:
+def grpo_document(said: Mapping[str, Any], sizes_of: SizesOf) -> dict[str, Any]:
     """The job of ``GRPOTrainer`` by the words of ``GRPOConfig``. Raises InputError with all that is wrong."""
     values, assumed = read_options({k: v for k, v in said.items() if k in GRPO}, GRPO, TRL)
     if values["model"] is None:
@@ -70,6 +75,9 @@ def grpo_document(said: Mapping[str, Any]) -> dict[str, Any]:
         assumed.append("vllm = colocate (use_vllm with TRL's own vllm_mode)")
     raise_if_problems(_grpo_problems(values, _card_count(said)))
     roles, phases = _grpo_roles(values), grpo_phases(values)
+    if values["use_liger_kernel"]:
+        made = head_gradient_items(sizes_of(values["model"]), roles["actor"]["plan"])
+        phases[-1] |= {"items": [*phases[-1].get("items", ()), *made]}
     if values["gradient_accumulation_steps"] > 1:
         rows = values["per_device_train_batch_size"] * _card_count(said)
         roles["actor"]["plan"]["global_batch"] = rows * values["gradient_accumulation_steps"]

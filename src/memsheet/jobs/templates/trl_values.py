@@ -16,6 +16,7 @@ from memsheet.jobs.templates.option import option_refusal
 from memsheet.jobs.templates.planned import (
     Made,
     Sizes,
+    extra_item,
     planned_actor,
     planned_reference,
     planned_reward,
@@ -404,7 +405,7 @@ def asynchronous_document(values: Values, plan: Mapping[str, Any], model: str, v
     elements = actor["seq_len"] * min(HEAD_WORDS, vocab)
     low, value, high = (elements * each for each in OF_HEAD)
     why = "logits of a part of the vocabulary (trainer/utils.py:1319)"
-    item = {"component": "temporaries", "path": "head", "bytes": [low, value, high], "why": why}
+    item = extra_item("temporaries", "head", (low, value, high), why, "loss")
     document = {
         "schema": "memsheet/job/1", "name": "trl-async", "roles": {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}},
         "phases": [{"name": "update_actor", "active": "actor", "items": [item]}],

@@ -18,6 +18,7 @@ from typing import Any
 
 from memsheet.exchange.formats.verl.batches import removes_padding, row_length
 from memsheet.exchange.formats.verl.losses import has_critic
+from memsheet.exchange.formats.verl.sharded import DTYPES
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
     MODEL,
@@ -37,10 +38,13 @@ from memsheet.jobs.templates.planned import Sizes, card_count, on_cards
 from memsheet.units import MIB
 
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
-LEARNT, LEARNT_ENTROPY, READ, READ_ENTROPY = (4, 4, 4), (4, 16, 28), (2, 2, 2), (2, 4, 10)
+OF_CRITICS_FSDP = f"{CRITIC}.fsdp."
+LEARNT, LEARNT_ENTROPY, READ, READ_ENTROPY = (4, 4, 4), (4, 16, 28), (2, 2, 4), (2, 4, 12)
 """Bytes of a logit: where it is learnt from, without entropy and with it, and where it is only read. Compiled
 entropy makes no copies (workers/actor/dp_actor.py:90), and autocast's fp32 where it is not: three of them
-where it is read; with their gradients six.
+where it is read; with their gradients six. Newer releases divide them by the temperature into a second
+tensor, beside which the first is there as long as they are read (1dda039
+workers/engine/fsdp/transformer_impl.py:1353-1357, 1450), and is gone when backward begins.
 """
 MEGATRON_LOGITS = (2, 6, 12)
 """Of Megatron-Core, a rank's part: in sixteen bits at the least; with fp32 and its copy for entropy at the
@@ -69,6 +73,7 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     if _has_reference(values) and not _trains_adapters(values):
         still = {key: held for key, held in actor.items() if key != "adapter"}
         own = str(held_value(values, f"{REF}.model.path", model))  # workers/fsdp_workers.py:828-836
+        still = _in_own_dtype(values, still)
         roles["reference"] = {"model": own, "plan": still, "trained": False, "process": "trainer"}
     if has_critic(values):
         roles["critic"] = {"model": _critic_model(values, model), "plan": _critic_plan(values, actor), "trained": True, "process": "trainer", "head": "values"}  # fmt: skip
@@ -164,6 +169,17 @@ def _trains_adapters(values: Values) -> bool:
     return bool(
         whole_number(values, f"{MODEL}.lora_rank", None) or whole_number(values, f"{MODEL}.lora.rank", None)
     )
+
+
+def _in_own_dtype(values: Values, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A reference's plan with the dtype that it is loaded in where FSDP divides it
+    (workers/fsdp_workers.py:309-313).
+    """
+    said = held_value(values, f"{REF}.fsdp_config.model_dtype", None)
+    word, precision = DTYPES.get(str(said)), plan.get("precision")
+    if word is None or not is_sharded(values) or not isinstance(precision, Mapping):
+        return dict(plan)
+    return {**plan, "precision": {**precision, "parameters": word}}
 
 
 def _critic_model(values: Values, model: str) -> str:
@@ -269,7 +285,13 @@ def _actor_place(values: Values) -> str:
 
 
 def _critic_place(values: Values) -> str:
-    return "critic.model.fsdp_config" if is_sharded(values) else f"{CRITIC}.megatron"
+    """Where the critic's engine is set: of FSDP beside its model in newer releases (1dda039
+    trainer/config/critic/dp_critic.yaml), inside of it before.
+    """
+    if not is_sharded(values):
+        return f"{CRITIC}.megatron"
+    newer = any(at.startswith(OF_CRITICS_FSDP) for at in values)
+    return OF_CRITICS_FSDP.removesuffix(".") if newer else "critic.model.fsdp_config"
 
 
 def _resting_roles(values: Values) -> dict[str, str]:
@@ -416,7 +438,8 @@ UNREAD = re.compile(
     r"(?!disable_mm_preprocessor_cache|enable_prefix_caching|attention_backend|log_|seed|disable_log))"
     r"|actor_rollout_ref\.ref\.fsdp_config\.(?:reshard_after_forward|fsdp_size)$"
     r"|critic\.(?:model\.lora|ulysses_sequence_parallel_size$)"
-    r"|critic\.model\.fsdp_config\.(?:fsdp_size|reshard_after_forward)$"
+    r"|critic\.(?:model\.fsdp_config|fsdp)\.(?:fsdp_size|reshard_after_forward|ulysses_\w+|model_dtype)$"
+    r"|critic\.fsdp\.offload_policy$"
     r"|distillation\."
 )
 """Keys that may move memory and that no phase is made of; the server's own stand before verl's
@@ -424,13 +447,29 @@ UNREAD = re.compile(
 """
 
 
+AS_USUAL: Mapping[str, tuple[Any, ...]] = {
+    "fsdp_size": (-1,), "reshard_after_forward": (True,), "ulysses_sequence_parallel_size": (1,), "model_dtype": ("fp32", "float32"),
+    "offload_policy": (False,),
+}  # fmt: skip
+"""Values of such keys that are those of verl's own defaults (trainer/config/engine/fsdp.yaml)."""
+
+
 def _may_move_memory(at: str) -> bool:
     return UNREAD.match(at) is not None
 
 
+def _is_as_usual(at: str, held: Any) -> bool:
+    """Whether a key says what is counted without it, as files of defaults do."""
+    return held is None or held in AS_USUAL.get(at.rpartition(".")[2], ())
+
+
 def open_words(values: Values) -> tuple[str, ...]:
     """What of the job stays open, in words."""
-    found = [f"{at} is not read" for at in values if _may_move_memory(at)]
+    found = [
+        f"{at} is not read"
+        for at, held in values.items()
+        if _may_move_memory(at) and not _is_as_usual(at, held)
+    ]
     if is_on(values, "reward_model.enable", usual=False) or is_on(
         values, "reward.reward_model.enable", usual=False
     ):

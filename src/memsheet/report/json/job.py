@@ -33,13 +33,16 @@ class Logits(Document):
 
 
 class Extra(Document):
-    """Bytes of a phase that are of no role's own step. ``role``: whose they are, else the active one's."""
+    """Bytes of a phase that are of no role's own step. ``role``: whose they are, else the active one's;
+    ``instants``: of the step those at which they are there, else all.
+    """
 
     component: Component = optional_key()
     path: str = optional_key()
     bytes: Sizes
     why: str = optional_key()
     role: str = optional_key()
+    instants: list[str] = optional_key()
 
 
 class Phase(Document):

@@ -187,3 +187,24 @@ def test_a_teacher_reads_while_the_student_s_states_are_away(tmp_path: Path) -> 
     assert held(found, "teacher/loss", "actor", "optimizer_states") == 0
     assert held(found, "teacher/loss", "teacher", "parameters") > 0
     assert held(found, "update_actor/loss", "teacher", "parameters") == 0
+
+
+def test_both_rows_of_a_pair_are_read_and_learnt_from_at_once(tmp_path: Path) -> None:
+    """By weights of the reference's in the policy's place, which is no second model on the card."""
+    methods = "grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 8}"
+    (tmp_path / "dpo.yaml").write_text(BASE.replace(methods, "dpo: {reference_policy_kl_penalty: 0.05}"))
+    found = memsheet.check(tmp_path / "dpo.yaml", gpus="2xA100-80GB")
+    assert list(job_of(found)["roles"]) == ["actor"]
+    assert list(phases_of(found)) == ["ref", "update_actor"]
+    actor = job_of(found)["roles"]["actor"]["plan"]
+    assert actor["microbatch"] == 4
+    assert phases_of(found)["ref"]["logits"]["tokens"] == 4 * 1024
+    assert held(found, "ref/loss", "actor", "optimizer") > 0
+    assert "range holds both" not in found.doubt
+    away = BASE.replace(methods, "dpo: {seed: 1}").replace(
+        "  precision:", "  offload_optimizer_for_logprob: true\n  precision:"
+    )
+    (tmp_path / "dpo.yaml").write_text(away)
+    assert (
+        held(memsheet.check(tmp_path / "dpo.yaml", gpus="2xA100-80GB"), "ref/loss", "actor", "optimizer") == 0
+    )

@@ -199,4 +199,4 @@ def test_a_screen_shows_the_whole_of_each_figure(width: int) -> None:
     assert found.answer is not None
     said = render_job(found.answer, Look(width=width))
     assert "…" not in said
-    assert "GiB there" in said if width == 80 else "GiB there" not in said
+    assert "GiB of it" in said if width == 80 else "GiB of it" not in said

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from job_files import checked_file, job_document, phases_by_name, role_bytes
-from memsheet import check
+from memsheet import InputError, check
 
 RL, SFT, MATH = "pr-reverse-text-rl.toml", "pr-wordle-sft.toml", "pr-qwen3-30b-a3b-math.toml"
 KEEPS = ("[trainer.optim]", "[trainer.model]\noptim_cpu_offload = false\n\n[trainer.optim]")
@@ -64,3 +67,25 @@ def test_another_program_s_tables_are_no_training_of_this_one(tmp_path: Path) ->
     file = tmp_path / "serve.toml"
     file.write_text('[job]\nx = 1\n[model]\nname = "llama3"\n[data]\nname = "c4"\n[training]\nseq_len = 8\n')
     assert [one.form.name for one in check(file, gpus="8xH100-80GB").reads.values()] != ["prime-rl"]
+
+
+def test_a_command_says_more_than_its_files(tmp_path: Path) -> None:
+    """The last file before the first, and flags before both; none of it where a file lies nowhere."""
+    wild = Path(__file__).parents[3] / "wild_configs" / RL
+    (tmp_path / "rl.toml").write_text(wild.read_text())
+    (tmp_path / "own.toml").write_text("[model]\nname = 'Qwen/Qwen3-1.7B'\n")
+    script = tmp_path / "run.sh"
+
+    def said(words: str) -> dict[str, Any]:
+        script.write_text(f"uv run rl {words}\n")
+        return job_document(check(script, gpus="2xH100-80GB"))
+
+    plain, own = said("@ rl.toml"), said("@ rl.toml @ own.toml")
+    flagged = said("@ rl.toml @ own.toml --model.name Qwen/Qwen3-4B --trainer.model.no-optim-cpu-offload")
+    assert plain == job_document(checked_file(tmp_path, RL))
+    assert own["roles"]["actor"]["model"] == "qwen3-1.7b"
+    assert flagged["roles"]["actor"]["model"] == "qwen3-4b"
+    assert flagged["roles"]["actor"]["plan"] != own["roles"]["actor"]["plan"]
+    script.write_text("uv run rl @ rl.toml @ elsewhere.toml\n")
+    with pytest.raises(InputError, match="is not recognised"):
+        check(script, gpus="2xH100-80GB")

@@ -70,6 +70,16 @@ def test_a_loss_without_whole_logits() -> None:
     assert none.sheets[0].device.value < whole.sheets[0].device.value
 
 
+def test_a_loss_without_whole_logits_has_gradients_of_the_output_matrix_while_it_is_made() -> None:
+    """A row's, in fp32, beside that of all rows, which stands for the matrix's own."""
+    (item,) = [one for one in asked(use_liger_kernel=True).sheets[0].items if one.path == "actor/liger"]
+    assert [when.value for when in item.at] == ["update_actor/loss"]
+    assert [size.low for size in item.at.values()] == [151936 * 1024 * 4]
+    adapted = asked(use_liger_kernel=True, lora_rank=16).sheets[0]
+    (more,) = [one for one in adapted.items if one.path == "actor/liger"]
+    assert [size.low for size in more.at.values()] == [2 * 151936 * 1024 * 4]
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [({"num_generations": 7}, "num_generations"), ({"beat": 0.1}, "beat"), ({"beta": "much"}, "beta")],

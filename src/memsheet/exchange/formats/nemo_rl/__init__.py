@@ -147,8 +147,10 @@ def _told_of_roles(values: Values) -> Mapping[str, Any]:
     other = _optimizer_class(values.get(OPTIMIZER, "adamw"))
     stands = not runs_megatron(values) and other not in PLAIN_OPTIMIZERS
     told = {OTHER_OPTIMIZER: f"{other} (the sheet is of adamw)"} if stands else {}
-    if name in ("sft", "rm", "dpo", ""):
+    if name in ("sft", "rm", ""):
         return told
+    if name == "dpo":
+        return {**told, ROLES: "DPO: the policy alone; the pass of its reference over both rows of a pair"}
     others = {
         "ppo": ["the values"],
         "distillation": ["the teacher"],

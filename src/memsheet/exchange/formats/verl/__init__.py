@@ -15,6 +15,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange import values_of
 from memsheet.exchange.formats.verl.batches import BATCH_KEYS, row_length
+from memsheet.exchange.formats.verl.easy_r1 import easy_r1_tree, launched_values
 from memsheet.exchange.formats.verl.losses import (
     LOSS_KEYS,
     WEIGHED,
@@ -23,7 +24,7 @@ from memsheet.exchange.formats.verl.losses import (
     verl_bytes_beside,
 )
 from memsheet.exchange.formats.verl.names import KNOWN, UNMODELLED
-from memsheet.exchange.formats.verl.overrides import CONFIG, PATHS, verl_values
+from memsheet.exchange.formats.verl.overrides import CONFIG, PATHS, stock_file
 from memsheet.exchange.formats.verl.pipelined import PIPELINED_KEYS
 from memsheet.exchange.formats.verl.sharded import SHARDED_KEYS, trains_adapters
 from memsheet.exchange.formats.verl.strategies import (
@@ -33,6 +34,7 @@ from memsheet.exchange.formats.verl.strategies import (
     FSDP2,
     TURBO,
     VEOMNI,
+    foreign_engine,
     is_sharded,
     rank_count,
     says_nothing,
@@ -87,6 +89,8 @@ def _beside_and_unmodelled(values: Values) -> Mapping[str, Any]:
     """What shares the cards, and a strategy that another stands for."""
     named = strategy_of(values)
     other = {"$.strategy": f"{named} (the sheet is of FSDP2)"} if named in (VEOMNI, TURBO) else {}
+    if foreign := foreign_engine(values):
+        other = {"$.strategy": f"{foreign}, an engine of another project's (the sheet is of verl's own)"}
     return {**roles_beside(values), **shared_sequences(values), **other}
 
 
@@ -108,7 +112,7 @@ KEYS = tuple(
 )
 FORMAT: Format = Format(
     name="verl", gradient_sync="every", file="verl.sh", kind="yaml", tested=VERSION, engines=WRITTEN_ENGINES, fixed=required_verl_values, problems=_written_plan_problems,
-    compose=compose_verl_script, notes=NOTES, beside=frozenset({"global_batch", "mesh.dp_shard", "mesh.dp_replicate", "vocab_multiple", "allocator.expandable_segments", "adapter.dtype"}), keys=KEYS, said={"task": "train"}, also=verl_values, program_known=lambda values: PROGRAM in values,
+    compose=compose_verl_script, notes=NOTES, beside=frozenset({"global_batch", "mesh.dp_shard", "mesh.dp_replicate", "vocab_multiple", "allocator.expandable_segments", "adapter.dtype"}), keys=KEYS, said={"task": "train"}, also=launched_values, by_groups=easy_r1_tree, own_defaults=stock_file, program_known=lambda values: PROGRAM in values,
     keys_complete=False, strict=(EVERYWHERE,),  # hydra 1.3.8 hydra/_internal/config_loader_impl.py:393
     refers=(CONFIG,), marks=frozenset({PROGRAM, "actor_rollout_ref", "ulysses_sequence_parallel_size"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED, row=row_length,
     unmodelled=UNMODELLED, known=KNOWN - set(UNMODELLED) - WEIGHED - {key.at for key in KEYS},

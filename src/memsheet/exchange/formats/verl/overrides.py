@@ -27,14 +27,23 @@ CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
 """Where the values have the name of a configuration of somebody's own, and of one of verl's."""
 STOCK_CONFIGS = frozenset({"ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine"})
 """Configurations of verl itself, whose defaults are known here (verl/trainer/config)."""
+STOCK_OF_TRAINER = "ppo_trainer"
 OWN = late_pattern(r"(verl|recipe)(\.\w+)+")
 FOREIGN = late_pattern(r"(\w+\.)+(main_(ppo|dapo)\w*|\w*sft_trainer)")
 MODULE = late_pattern(f"{OWN.pattern}|{FOREIGN.pattern}")
 """Its own programs, and those of others' packages that are called as they are."""
 SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
+ANY_MODULE, ANY_FILE = late_pattern(r"[A-Za-z_]\w*(\.\w+)*"), late_pattern(r"[\w./{}$-]*\.py")
+NAMES_ACTOR, TRAINER = (
+    late_pattern(r"\+{0,2}(actor_rollout_ref|trainer\.policy)\.model\.path=.*", re.DOTALL),
+    "main_ppo",
+)
+"""What tells a program of anybody's that is given verl's keys, and the one of verl's that it stands for."""
 OVERRIDE = late_pattern(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
 REMOVED = late_pattern(r"~([A-Za-z_][\w.]*)(=.*)?")
 FLOAT = late_pattern(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
+OF_WORKER, OF_POLICY = "worker.", "trainer.policy."
+"""Groups of programs of its kind (``easy_r1``, ``skyrl``)."""
 ROOTS = ("actor_rollout_ref.", "model.")
 """Groups that name the trained model: of reinforcement learning, and of fine-tuning."""
 PATHS = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
@@ -49,7 +58,9 @@ def verl_values(text: str) -> dict[str, Any]:
     """The values of the first program of verl's that a text starts with a model, by their places; nothing
     where there is none.
     """
-    if "verl" not in text and "recipe." not in text and "main_ppo" not in text:
+    if not any(
+        word in text for word in ("verl", "recipe.", "main_ppo", "actor_rollout_ref.model.path", OF_POLICY)
+    ):
         return {}
     found = [one for one in _launched_values(text) if _names_trained_model(one)][:MOST_LAUNCHES]
     if not found:
@@ -60,20 +71,34 @@ def verl_values(text: str) -> dict[str, Any]:
 
 def _names_trained_model(values: Mapping[str, Any]) -> bool:
     """Whether a program is given what only those that train read; ``main_generation`` names a model, too."""
-    named = any(at.startswith("actor_rollout_ref.actor.") or at in PATHS for at in values)
+    named = any(
+        at.startswith(("actor_rollout_ref.actor.", OF_WORKER, OF_POLICY)) or at in PATHS for at in values
+    )
     return named and not str(values[PROGRAM]).startswith(NO_TRAINERS)
 
 
 def _launched_values(text: str) -> Iterator[dict[str, Any]]:
-    for one in started_programs(text, lambda words: module_index(words, MODULE, SCRIPT_FILE)):
+    for one in started_programs(text, _program_index):
         yield _values_of_words(one.before, one.program, one.given)
+
+
+def _program_index(words: Sequence[str]) -> int | None:
+    """Where the name of a program stands that is one of verl's, or takes the keys of its trainer."""
+    at = module_index(words, MODULE, SCRIPT_FILE)
+    if at is not None:
+        return at
+    at = module_index(words, ANY_MODULE, ANY_FILE)
+    takes = at is not None and any(NAMES_ACTOR.fullmatch(word) for word in words[at + 1 :])
+    return at if takes else None
 
 
 def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) -> dict[str, Any]:
     """Values by place of one launch. ``before``: the launcher's own words."""
     values: dict[str, Any] = {PROGRAM: program.removesuffix(".py").rpartition("/")[2].rpartition(".")[2]}
-    if FOREIGN.fullmatch(program) and not OWN.fullmatch(program):
+    own = OWN.fullmatch(program) or SCRIPT_FILE.fullmatch(program)
+    if not own:
         values[MORE] = f"of {program}, which is called as a program of verl's"
+        values[PROGRAM] = values[PROGRAM] if FOREIGN.fullmatch(program) else TRAINER
     launcher = flags_of([word for word in before if word not in ("-m", program)])[0]
     values |= {f"--{at.replace('_', '-')}": launcher[at] for at in COUNTS if at in launcher}
     words = list(_unpacked_overrides(given))
@@ -87,6 +112,17 @@ def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) 
         elif OPEN_WORD.fullmatch(word):
             values[MORE] = word
     return values
+
+
+def stock_file(values: Mapping[str, Any]) -> str:
+    """Where verl's tree, or another's that has a copy of it, has the defaults of a launch; empty where it
+    names a file of its own.
+    """
+    if PROGRAM not in values or CONFIG in values or MORE in values:
+        return ""
+    learns = any(at.startswith(ROOTS[0]) for at in values)
+    name = values.get(STOCK, STOCK_OF_TRAINER if learns else "")
+    return f"verl/trainer/config/{name}.yaml" if name else ""
 
 
 def _unpacked_overrides(words: Sequence[str]) -> Iterator[str]:

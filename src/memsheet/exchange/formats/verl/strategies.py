@@ -23,6 +23,8 @@ ENGINES = {FSDP1: "fsdp1", FSDP2: "fsdp2", MEGATRON: "megatron", VEOMNI: "fsdp2"
 """The engine of a plan by a strategy's word (trainer/main_ppo.py:153-159); VeOmni shards by FSDP2."""
 GROUPS = ("engine", "model_engine", f"actor@{ACTOR}")
 """Overrides that choose a group of defaults by its name."""
+OWN_GROUPS = ("dp", FSDP1, MEGATRON, VEOMNI, "torchtitan", "automodel")
+"""What is in the names of its own (1dda039 trainer/config/{actor,engine,model_engine})."""
 
 
 Back = Callable[[Any, Values], Mapping[str, Any]]
@@ -97,6 +99,15 @@ def strategy_of(values: Values) -> str:
     return str(
         held_value(values, f"{ACTOR}.strategy", by_group or (MEGATRON if says_megatron else by_engine))
     )
+
+
+def foreign_engine(values: Values) -> str:
+    """The name of a group of defaults that is none of verl's own: an engine of another project's, which says
+    for itself what it divides and what it moves. Empty of verl's own.
+    """
+    named = (str(values.get(at) or "") for at in GROUPS)
+    others = (name for name in named if name and not any(word in name for word in OWN_GROUPS))
+    return next((name for name in others if "$" not in name), "")
 
 
 def is_sharded(values: Values) -> bool:

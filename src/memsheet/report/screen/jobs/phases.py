@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+LEAST_REASON = 16
+"""Columns of a reason beside a change, with which it is read."""
 Help = tuple[str, str, Answer]
 """What to write, what it mends, and the answer with it."""
 
@@ -51,7 +53,8 @@ def _limit_sections(limit: JobLimit, look: Look) -> Iterator[RenderableType]:
         said = (f"{limit.what} up to {size}: every phase fits",)
         counted = (f"the job has {limit.counted:,}",) if limit.counted is not None else ()
         yield labelled_row(size, "bold green", (*said, *counted), look)
-    yield from _beyond_sections("0.01 more" if share else "more", limit.answer, limit.beyond, look)
+    label = "with 0.01" if share and largest is None else "0.01 more" if share else "more"
+    yield from _beyond_sections(label, limit.answer, limit.beyond, look)
 
 
 def _beyond_sections(
@@ -113,19 +116,33 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
 
 def _help_table(helps: tuple[Help, ...], look: Look) -> RenderableType:
-    """Each change by itself: what to write, and what a card needs then."""
+    """Each change by itself: what to write, a flag a line where the screen is narrow, and what a card needs
+    then.
+    """
     from rich.table import Table
     from rich.text import Text
 
+    cells = [(words, *_needs_then(after, look), says) for words, says, after in helps]
+    heads = ("What helps", "needs then", "", "because")
+    narrow = _columns_width(heads, cells) > look.width
+    if narrow:
+        cells = [(words.replace(" --", "\n--"), need, told, says) for words, need, told, says in cells]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("What helps", "needs then", "", "because"):
-        table.add_column(name, overflow="fold")
-    for words, says, after in helps:
-        verdict = after.verdict
-        told = VERDICTS[verdict.result][0].lower() if verdict else ""
-        need = look.need(deciding_sheet(after).device.value, look.digits)
+    longest = max(len(line) for words, *_ in cells for line in (heads[0], *words.split("\n")))
+    beside = _columns_width(heads[1:3], [row[1:3] for row in cells]) + 4
+    left = look.width - longest - beside
+    widths = (longest, None, None, left) if narrow and left >= LEAST_REASON else (None,) * 4
+    for name, width in zip(heads, widths, strict=True):
+        table.add_column(name, overflow="fold", width=width)
+    for words, need, told, says in cells:
         table.add_row(Text(words, "bold"), need, told, Text(says))
     return table
+
+
+def _needs_then(answer: Answer, look: Look) -> tuple[str, str]:
+    """What a card needs with a change, and whether it fits."""
+    told = VERDICTS[answer.verdict.result][0].lower() if answer.verdict else ""
+    return look.need(deciding_sheet(answer).device.value, look.digits), told
 
 
 def _card_words(sheet: Sheet) -> str:
@@ -167,7 +184,7 @@ def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     return Group(
         _cell_table(heads, rows, deciding, left=2, title=title),
         "",
-        _cell_table((f"{look.unit} there", *roles), below, deciding, left=1),
+        _cell_table((f"{look.unit} of it", *roles), below, deciding, left=1),
     )
 
 
