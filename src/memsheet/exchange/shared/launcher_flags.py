@@ -42,7 +42,7 @@ from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
-    from memsheet.exchange.shared.loop_commands import command_loop_values
+    from memsheet.exchange.shared.loop_commands import command_loop_values, is_described
 
 
 NO_TEXTS: Mapping[str, str] = {}
@@ -381,7 +381,8 @@ def _script_flag_format(found: Launch) -> Format | None:
     if found.launcher == TRL or own or of_trl:
         return trl
     known = [at for at in given if is_key(trainer, trainer.rename(at) if trainer.rename else at)]
-    named = "model_name_or_path" in given or not role_value("model", command_values(found.arguments))
+    flags = command_values(found.arguments)
+    named = "model_name_or_path" in given or not (role_value("model", flags) or is_described(flags))
     if len(known) < LEAST or not trainer.marks & given or not named or not trains:
         return None
     return trl if "use_peft" in given else trainer

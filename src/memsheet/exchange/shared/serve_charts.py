@@ -32,13 +32,24 @@ from memsheet.patterns import late_pattern
 CHART = "requestGPU"
 DOWNLOADED = "/data"
 """Where vLLM's own chart mounts what ``extraInit.s3modelpath`` names."""
-_MARKS = ("servingEngineSpec", "repository", "LLMInferenceService", "InferenceService")
+_MARKS = ("servingEngineSpec", "repository", "LLMInferenceService", "InferenceService", "VLLMRuntime")
 _CAMEL = late_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
 CHART_OPTIONS = (
     "enableChunkedPrefill", "enablePrefixCaching", "maxModelLen", "dtype", "tensorParallelSize", "maxNumSeqs", "gpuMemoryUtilization", "maxLoras",
     "runner", "convert",
 )  # fmt: skip
 """Keys of ``vllmConfig`` that the chart makes flags of; ``extraArgs`` come as they are."""
+RUNTIME_OPTIONS = {
+    "enableLoRA": ("--enable-lora", None), "enableChunkedPrefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    "enablePrefixCaching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+}  # fmt: skip
+RUNTIME_SIZES = {
+    "maxModelLen": "--max-model-len", "dtype": "--dtype", "tensorParallelSize": "--tensor-parallel-size", "maxNumSeqs": "--max-num-seqs",
+    "gpuMemoryUtilization": "--gpu-memory-utilization", "maxLoras": "--max-loras",
+}  # fmt: skip
+"""What the operator makes of an object's switches, on and off, and of its sizes where they are no zero
+(vllm-project/production-stack a6c01db0 operator/internal/controller/vllmruntime_controller.go:442-512).
+"""
 PARALLEL_OPTIONS = {
     "tensor": "--tensor-parallel-size", "pipeline": "--pipeline-parallel-size", "data": "--data-parallel-size",
     "dataLocal": "--data-parallel-size-local", "expert": "--enable-expert-parallel",
@@ -168,6 +179,8 @@ def _service_servers(
                 own = containers[0] if containers else {}
                 command = ["vllm", "serve", model, *flags, *more]
                 yield _container_server(name, {**own, "command": command})
+        case "VLLMRuntime":
+            yield from _runtime_object(name, spec)
         case "InferenceService":
             held = _mapping(_mapping(spec.get("predictor")).get("model"))
             container = _runtime_container(name, held, runtimes)
@@ -186,6 +199,26 @@ def _service_servers(
                 yield _container_server(name, container)
         case _:
             return
+
+
+def _runtime_object(name: str, spec: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """The container that the production stack's operator makes of its own object; in the objects' first
+    versions the server's options stood beside the model.
+    """
+    model, options = _mapping(spec.get("model")), _mapping(spec.get("vllmConfig")) or spec
+    if not isinstance(model.get("modelURL"), str):
+        return
+    said = {**model, **{at: held for at, held in options.items() if at not in model}}
+    flags = [on if said.get(at) is True else off for at, (on, off) in RUNTIME_OPTIONS.items()]
+    sizes = [f"{flag}={said[at]}" for at, flag in RUNTIME_SIZES.items() if said.get(at) not in (None, "", 0)]
+    words = ["vllm", "serve", model["modelURL"], *filter(None, flags), *sizes]
+    cards = _mapping(_mapping(_mapping(spec.get("deploymentConfig")).get("resources"))).get("gpu")
+    container = {
+        "command": [*words, *scalar_list(options.get("extraArgs"))],
+        "env": options.get("env"),
+        "resources": {"limits": {GPU: cards}},
+    }
+    yield _container_server(name, container)
 
 
 def _environment_words(container: Mapping[str, Any]) -> list[str]:

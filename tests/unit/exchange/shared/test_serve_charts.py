@@ -256,3 +256,38 @@ def test_variables_of_a_map_beside_a_pod_have_its_values(variables: str, length:
     found = read_text("pod.yaml", CONFIG_MAP % variables, PARSERS)
     assert found.request["@model"] == "Qwen/Qwen3-8B"
     assert found.request["serving.max_model_len"] == length
+
+
+RUNTIME_OBJECT = """apiVersion: production-stack.vllm.ai/v1alpha1
+kind: VLLMRuntime
+metadata: {name: served}
+spec:
+  model: {modelURL: a/b-7B, enableLoRA: true, maxModelLen: 4096, dtype: bfloat16, maxNumSeqs: 32}
+"""
+OPTIONS = "tensorParallelSize: 2, gpuMemoryUtilization: '0.8', maxLoras: 4, enablePrefixCaching: false, extraArgs: [--max-lora-rank, '32']"
+
+
+@pytest.mark.parametrize(
+    "beside", ["  vllmConfig: {%s}\n  deploymentConfig: {resources: {gpu: '2'}}\n", "  %s\n"]
+)
+def test_an_object_of_the_production_stack_is_the_command_that_its_operator_makes(beside: str) -> None:
+    told = (
+        OPTIONS
+        if "{" in beside
+        else OPTIONS.replace(", ", "\n  ").replace("[--max-lora-rank\n  ", "[--max-lora-rank, ")
+    )
+    read = read_text("runtime.yaml", RUNTIME_OBJECT + beside % told, PARSERS)
+    asked = {
+        at: read.request[at]
+        for at in (
+            "@model",
+            "mesh.tp",
+            "serving.max_model_len",
+            "serving.max_sequences",
+            "serving.memory_fraction",
+        )
+    }
+    assert tuple(asked.values()) == ("a/b-7B", 2, 4096, 32, 0.8)
+    assert read.values["--enable-lora"] is True
+    assert read.values["--max-lora-rank"] == 32
+    assert read.values["--enable-prefix-caching"] is False

@@ -85,3 +85,59 @@ def test_a_program_by_its_file_is_started_by_any_launcher(launch: str) -> None:
 def test_a_program_that_another_is_given_is_not_started() -> None:
     with pytest.raises(InputError, match="not recognised"):
         recognise_files({"run.sh": f"deepspeed mine.py {OLDER_TRAINER}\n"}, ())
+
+
+@pytest.mark.parametrize("entry", ["--entrypoint vllm img:1 serve", "--entrypoint=/usr/bin/vllm a/b:c serve", "--entrypoint python3 img -m vllm.entrypoints.openai.api_server --model"])  # fmt: skip
+def test_a_container_is_entered_by_another_program(entry: str) -> None:
+    text = f"ARGS=({entry.rsplit(' ', 1)[-1]} {MODEL} --tensor-parallel-size 2)\n"
+    text += f'docker run -d --gpus all {entry.rpartition(" ")[0]} "${{ARGS[@]}}"\n'
+    reads, _ = recognise_files({"run.sh": text}, ())
+    (read,) = reads.values()
+    assert (read.request["@model"], read.request["mesh.tp"]) == (MODEL, 2)
+
+
+OWN = "torchrun --nproc_per_node=8 examples/finetuning.py --seq-length 4096 --micro-batch-size 2 --lr 1e-5"
+
+
+def test_a_script_that_loads_a_hubs_model_is_none_of_megatrons_by_its_sizes() -> None:
+    text = f"{OWN} --base-model /models/Mistral-7B-v0.1 --bf16 --sharding-strategy FULL_SHARD --fsdp-activation-checkpointing\n"
+    asked = _request_of(text)
+    told = tuple(asked[at] for at in ("@model", "engine", "zero", "seq_len", "microbatch", "recompute.mode"))
+    assert told == ("/models/Mistral-7B-v0.1", "fsdp1", 3, 4096, 2, "full")
+
+
+@pytest.mark.parametrize(
+    "own", ["--tensor-model-parallel-size 2", "--num-layers 32", "--use-distributed-optimizer"]
+)
+def test_a_flag_of_megatrons_alone_keeps_a_script_its_own(own: str) -> None:
+    assert _request_of(f"{OWN} --hf-model /models/Mistral-7B-v0.1 {own}\n")["engine"] == "megatron"
+
+
+SIZES = "--num_layers=32 --hidden_width=4096 --num_heads=32 --num_key_value_heads=8 --intermediate_size=14336"
+
+
+@pytest.mark.parametrize(
+    ("family", "layers", "left"),
+    [("llama_v3", "llama", "vocab_size"), ("mistral --vocab_size=32768", "mistral", ""), ("other", "llama", "not those of other")],
+)  # fmt: skip
+def test_flags_describe_a_model_by_its_sizes(family: str, layers: str, left: str) -> None:
+    text = f"torchrun --nproc_per_node=8 train.py {SIZES} --model_type={family} --train_batch_size=1 --max_context_width=8192 --sharding_strategy=full\n"
+    reads, _ = recognise_files({"run.sh": text}, ())
+    read = next(read for read in reads.values() if read.form.name == "pytorch")
+    built = read.form.model(read.values)
+    assert built is not None
+    told = tuple(
+        built[at] for at in ("model_type", "num_hidden_layers", "hidden_size", "max_position_embeddings")
+    )
+    assert told == (layers, 32, 4096, 8192)
+    assert left in str(dict(read.unmodelled).get("script.open_sizes", ""))
+
+
+@pytest.mark.parametrize(("word", "stage"), [("SHARD_GRAD_OP", 2), ("NO_SHARD", 0), ("full", 3)])
+def test_words_of_a_flag_divide_states(word: str, stage: int) -> None:
+    assert _request_of(f"{OWN} --base-model a/b-7B --sharding-strategy {word}\n")["zero"] == stage
+
+
+def _request_of(text: str) -> dict[str, object]:
+    reads, _ = recognise_files({"run.sh": text}, ())
+    return {key: held for read in reads.values() for key, held in read.request.items()}

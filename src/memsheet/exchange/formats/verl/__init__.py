@@ -15,6 +15,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange import values_of
 from memsheet.exchange.formats.verl.batches import BATCH_KEYS, row_length
+from memsheet.exchange.formats.verl.easy_r1 import easy_r1_tree
 from memsheet.exchange.formats.verl.losses import (
     LOSS_KEYS,
     WEIGHED,
@@ -108,7 +109,7 @@ KEYS = tuple(
 )
 FORMAT: Format = Format(
     name="verl", gradient_sync="every", file="verl.sh", kind="yaml", tested=VERSION, engines=WRITTEN_ENGINES, fixed=required_verl_values, problems=_written_plan_problems,
-    compose=compose_verl_script, notes=NOTES, beside=frozenset({"global_batch", "mesh.dp_shard", "mesh.dp_replicate", "vocab_multiple", "allocator.expandable_segments", "adapter.dtype"}), keys=KEYS, said={"task": "train"}, also=verl_values, program_known=lambda values: PROGRAM in values,
+    compose=compose_verl_script, notes=NOTES, beside=frozenset({"global_batch", "mesh.dp_shard", "mesh.dp_replicate", "vocab_multiple", "allocator.expandable_segments", "adapter.dtype"}), keys=KEYS, said={"task": "train"}, also=verl_values, by_groups=easy_r1_tree, program_known=lambda values: PROGRAM in values,
     keys_complete=False, strict=(EVERYWHERE,),  # hydra 1.3.8 hydra/_internal/config_loader_impl.py:393
     refers=(CONFIG,), marks=frozenset({PROGRAM, "actor_rollout_ref", "ulysses_sequence_parallel_size"}), absent=_beside_and_unmodelled, moves=verl_bytes_beside, weighed=WEIGHED, row=row_length,
     unmodelled=UNMODELLED, known=KNOWN - set(UNMODELLED) - WEIGHED - {key.at for key in KEYS},

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memsheet.exchange.formats.verl.easy_r1 import CONFIG_GIVEN, easy_r1_values, is_easy_r1
 from memsheet.exchange.shared.file_format import MORE, UNSET
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.serve_script import OPEN_WORD
@@ -39,6 +40,7 @@ ROOTS = ("actor_rollout_ref.", "model.")
 """Groups that name the trained model: of reinforcement learning, and of fine-tuning."""
 PATHS = ("actor_rollout_ref.model.path", "model.path", "model.partial_pretrain")
 """Keys whose last parts tell the model, whatever folder a variable names before them."""
+FORKED_PATH = "worker.actor.model.model_path"
 NO_TRAINERS = ("main_generation", "main_eval")
 """Programs of the same keys that generate and score (verl/trainer)."""
 COUNTS = ("nnodes", "nproc_per_node")
@@ -86,7 +88,14 @@ def _values_of_words(before: Sequence[str], program: str, given: Sequence[str]) 
             values[override[2]] = override_value(override[2], override[3])
         elif OPEN_WORD.fullmatch(word):
             values[MORE] = word
-    return values
+    return _of_fork(values) if is_easy_r1(values) else values
+
+
+def _of_fork(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a launch of EasyR1's, with the file that its words go before."""
+    named = values.get(CONFIG_GIVEN)
+    file = {CONFIG: named if isinstance(named, str) else UNSET} if named else {}
+    return {**easy_r1_values(values), **file}
 
 
 def _unpacked_overrides(words: Sequence[str]) -> Iterator[str]:
@@ -127,7 +136,7 @@ def _flag_text(words: Sequence[str], flag: str) -> str:
 def override_value(at: str, text: str) -> Any:
     """A value as Hydra's grammar reads it: a list, a quoted text, ``null``, a switch, a number, or a text."""
     bare = text.strip()
-    if at in PATHS and not re.fullmatch(r"\$\{?\w+\}?", bare):
+    if at in (*PATHS, FORKED_PATH) and not re.fullmatch(r"\$\{?\w+\}?", bare):
         return bare.strip("'\"") or None
     if bare.lower() in ("null", "~", ""):
         return None
