@@ -357,3 +357,33 @@ def test_flat_settings_of_an_own_script_have_its_adapters(tmp_path: Path, named:
     assert found.answer is not None
     assert found.answer.plan.adapter is not None
     assert found.answer.plan.quantization is not None
+
+
+BARE = {"model": "Qwen/Qwen2.5-0.5B", "lr": 1e-4, "bf16": True, "optim": "adamw_torch", "save_steps": 100, "gradient_checkpointing": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("own", "lora"),
+    [
+        ({"batch_size": 2, "epochs": 3, "max_seq_length": 1024}, ""),
+        ({"per_device_train_batch_size": 2, "num_train_epochs": 1, "max_seq_length": 1024, "lora_rank": 16}, "lora = LoraConfig(r=16)"),
+    ],
+)  # fmt: skip
+def test_a_flat_file_with_names_of_ones_own_is_the_same_sheet(tmp_path: Path, own: Any, lora: str) -> None:
+    found = checked(tmp_path, {**BARE, **own})
+    assert found.result is Result.UNCERTAIN
+    given = "peft_config=lora" if lora else ""
+    assert peak_of(found) == peak_of(checked(tmp_path, SCRIPT.format(lora=lora, given=given), "train.py"))
+
+
+def test_a_flat_file_of_a_method_is_read_by_its_own_names_too(tmp_path: Path) -> None:
+    own = {
+        "beta": 0.1,
+        "loss_type": "sigmoid",
+        "max_length": 1024,
+        "max_prompt_length": 512,
+        "per_device_train_batch_size": 1,
+    }
+    found = checked(tmp_path, {**BARE, **own, "num_train_epochs": 1})
+    assert found.result is Result.UNCERTAIN
+    assert "DPO" in str(found.doubt)

@@ -496,6 +496,7 @@ def _own_settings(tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 OF_OWN = frozenset(
     {
+        "model",
         "model_id",
         "model_name",
         "base_model",

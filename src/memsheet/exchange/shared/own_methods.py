@@ -36,6 +36,10 @@ GROUPS, _PAIRS = "num_generations", late_pattern(r"^chosen|^rejected")
 """Answers to one prompt that are judged together: where nothing says the method, it is taken for the one that
 most people train so (huggingface/trl f2cd577 trl/trainer/grpo_config.py; RLOO has the same key).
 """
+PAIR_LOSSES = frozenset({"sigmoid", "hinge", "exo_pair", "nca_pair", "robust", "sppo_hard", "aot", "aot_pair", "apo_zero", "apo_down", "discopop"})  # fmt: skip
+"""Losses of pairs that only preferences have: where nothing says the method, it is taken for the one that
+holds most, with a frozen copy (huggingface/trl f2cd577 trl/trainer/dpo_config.py: loss_type).
+"""
 _FURTHER_MODELS = late_pattern(r"^critic|^teacher|^student|^value_(?:model|function)|reward_model")
 REFERENCE = late_pattern(r"^ref(?:erence)?(?:_|$)")
 """Groups and keys of the frozen copy."""
@@ -57,7 +61,7 @@ def method_told(names: Iterable[str], words: Iterable[tuple[str, str]]) -> str:
 
     Raises OtherTrainingError where it trains several models, by several methods, or by one that is not told.
     """
-    names = [*names]
+    names, words = [*names], [*words]
     found = [one[1] for name in names if (one := _METHOD.search(name))]
     for key, word in words:
         if word in KNOWN or word in OTHERS:
@@ -69,6 +73,8 @@ def method_told(names: Iterable[str], words: Iterable[tuple[str, str]]) -> str:
         raise OtherTrainingError
     if not methods and GROUPS in names and not any(_PAIRS.search(name) for name in names):
         return "GRPO"
+    if not methods and "beta" in names and any(("loss_type", word) in words for word in PAIR_LOSSES):
+        return "DPO"
     if not methods and any(_OF_ONE.search(name) for name in names):
         raise OtherTrainingError
     return next(iter(methods), "")

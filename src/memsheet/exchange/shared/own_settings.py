@@ -139,7 +139,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         return None
     adapter = [leaf for leaf in own if any(_ADAPTER.search(group) for group in leaf.groups)]
     rest = [leaf for leaf in own if leaf not in adapter]
-    trained_own = [leaf for leaf in rest if leaf.trains]
+    trained_own = [leaf for leaf in rest if leaf.trains] or [leaf for leaf in rest if not leaf.groups]
     arguments = {
         leaf.key: leaf.value
         for leaf in sorted(rest, key=lambda leaf: leaf.trains)  # a training's own, where several say it
@@ -268,10 +268,10 @@ def _deepspeed_values(tree: Mapping[Any, Any], depth: int = 0) -> Mapping[str, A
 
 
 def _trains_a_batch(leaves: list[Leaf]) -> bool:
-    """Whether a group says the Trainer's batch by its name, or a training's by another."""
+    """Whether a group says the Trainer's batch by its name, or a training's, or the file's top, by another."""
     if any(leaf.key == BATCH and _is_count(leaf.value) for leaf in leaves):
         return True
-    trained = {leaf.key for leaf in leaves if leaf.trains or _of_optimizer(leaf)}
+    trained = {leaf.key for leaf in leaves if leaf.trains or _of_optimizer(leaf) or not leaf.groups}
     names = SPELLINGS[BATCH]
     return not trained.isdisjoint(names) and all(not trained.isdisjoint(each) for each in TRAINED_BY)
 

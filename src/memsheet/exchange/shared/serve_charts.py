@@ -32,7 +32,15 @@ from memsheet.patterns import late_pattern
 CHART = "requestGPU"
 DOWNLOADED = "/data"
 """Where vLLM's own chart mounts what ``extraInit.s3modelpath`` names."""
-_MARKS = ("servingEngineSpec", "repository", "LLMInferenceService", "InferenceService", "VLLMRuntime")
+_MARKS = (
+    "servingEngineSpec",
+    "repository",
+    "LLMInferenceService",
+    "InferenceService",
+    "VLLMRuntime",
+    "kubeai.org",
+    "resourceProfile",
+)
 _CAMEL = late_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
 CHART_OPTIONS = (
     "enableChunkedPrefill", "enablePrefixCaching", "maxModelLen", "dtype", "tensorParallelSize", "maxNumSeqs", "gpuMemoryUtilization", "maxLoras",
@@ -74,6 +82,7 @@ def chart_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> lis
     runtimes = {_name_of(tree): tree for tree in trees if tree.get("kind") in RUNTIMES}
     for tree in trees:
         found += [*_values_servers(tree), *_image_server(tree), *_service_servers(tree, runtimes)]
+        found += [*_catalog_servers(tree)]
     return found
 
 
@@ -181,6 +190,8 @@ def _service_servers(
                 yield _container_server(name, {**own, "command": command})
         case "VLLMRuntime":
             yield from _runtime_object(name, spec)
+        case "Model" if str(tree.get("apiVersion")).startswith("kubeai.org/"):
+            yield from _profiled_model(name, spec)
         case "InferenceService":
             held = _mapping(_mapping(spec.get("predictor")).get("model"))
             container = _runtime_container(name, held, runtimes)
@@ -219,6 +230,34 @@ def _runtime_object(name: str, spec: Mapping[str, Any]) -> Iterator[NamedServer]
         "resources": {"limits": {GPU: cards}},
     }
     yield _container_server(name, container)
+
+
+def _profiled_model(name: str, spec: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """The pod that KubeAI makes of a model for vLLM on cards; its profile's name counts them, one each as the
+    chart has its profiles (kubeai-project/kubeai f442a2cd internal/modelcontroller/engine_vllm.go:15-62,
+    charts/kubeai/values.yaml: resourceProfiles).
+    """
+    scheme, _, model = str(spec.get("url") or "").partition("://")
+    profile, _, count = str(spec.get("resourceProfile") or "").rpartition(":")
+    if str(spec.get("engine")).upper() != "VLLM" or not model or "gpu" not in profile:
+        return
+    own = model.partition("?")[0] if scheme == "hf" else f"{scheme}://{model}"
+    held = spec.get("env")
+    container = {
+        "command": ["vllm", "serve", own],
+        "args": [*scalar_list(spec.get("args")), *(["--enable-lora"] if spec.get("adapters") else [])],
+        "env": [{"name": at, "value": told} for at, told in held.items()]
+        if isinstance(held, Mapping)
+        else None,
+        "resources": {"limits": {GPU: count}},
+    }
+    yield _container_server(name, container)
+
+
+def _catalog_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """Models of KubeAI in the values of its chart of models."""
+    for name, held in _mapping(tree.get("catalog")).items():
+        yield from _profiled_model(str(name), _mapping(held))
 
 
 def _environment_words(container: Mapping[str, Any]) -> list[str]:

@@ -40,6 +40,7 @@ from memsheet.exchange.shared.python_config import (
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
+from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import constant_values, flag_values, given_texts, role_value
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
@@ -198,6 +199,7 @@ def arguments_of(
     taken = {at: flag for at, flag in taken.items() if said.get(at) in (UNSET, flag.default)}
     said |= {at: flag.default for at, flag in taken.items()}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
+    own |= _given_to_trainer(module) if name == SFT else {}
     own, said = _without_unmade_cut(text, own or _older_trainer_keys(module), said)
     beside_it = _models_beside(module) if own.get("method") else {}
     said = {key: value for key, value in said.items() if key not in own}
@@ -483,6 +485,18 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
         **left,
         **({"max_length": whole} if isinstance(whole, int) else usual),
         **({COLOCATED: share} if share is not None else {}),
+    }
+
+
+def _given_to_trainer(module: Module) -> dict[str, Any]:
+    """What TRL's trainer is given beside its configuration, before which it goes (huggingface/trl v0.12.0
+    trl/trainer/sft_trainer.py:206-217, 299-303).
+    """
+    given = next(named_calls(module, (SFT_TRAINER,), local=True), {})
+    length, packs = given.get("max_seq_length"), given.get("packing")
+    return {
+        **({"max_length": positive_count(length) or UNSET} if length is not None else {}),
+        **({"packing": packs} if packs is not None else {}),
     }
 
 

@@ -291,3 +291,37 @@ def test_an_object_of_the_production_stack_is_the_command_that_its_operator_make
     assert read.values["--enable-lora"] is True
     assert read.values["--max-lora-rank"] == 32
     assert read.values["--enable-prefix-caching"] is False
+
+
+PROFILED = """apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: served}
+spec:
+  url: %s
+  engine: VLLM
+  env: {VLLM_ATTENTION_BACKEND: FLASHINFER}
+  args: [--max-model-len=16384, --tensor-parallel-size=2, --kv-cache-dtype=fp8]
+  resourceProfile: %s
+"""
+
+
+@pytest.mark.parametrize(("cards", "short"), [(2, False), (1, True)])
+def test_a_model_of_an_operator_is_served_on_the_cards_of_its_profile(cards: int, short: bool) -> None:
+    read = read_text("model.yaml", PROFILED % ("hf://a/b-7B", f"nvidia-gpu-h100:{cards}"), PARSERS)
+    asked = {at: read.request[at] for at in ("@model", "mesh.tp", "serving.max_model_len")}
+    assert tuple(asked.values()) == ("a/b-7B", 2, 16384)
+    assert any("nvidia.com/gpu gives 1" in str(told) for _, told in read.unmodelled) is short
+
+
+def test_a_model_of_an_operator_on_no_cards_is_none() -> None:
+    with pytest.raises(InputError, match="a kind that is not read"):
+        read_text("model.yaml", PROFILED % ("hf://a/b-7B", "cpu:4"), PARSERS)
+
+
+def test_a_catalogue_of_an_operators_models_has_a_server_each() -> None:
+    text = "catalog:\n" + "".join(
+        f"  {name}: {{engine: VLLM, url: 'hf://a/{name}-7B', args: [--max-model-len=4096], resourceProfile: 'nvidia-gpu-l4:1'}}\n"
+        for name in ("first", "second")
+    )
+    found = servers_in_text("values.yaml", text, PARSERS["yaml"])
+    assert [one.name for one in found] == ["first", "second"]
