@@ -387,3 +387,20 @@ def test_a_flat_file_of_a_method_is_read_by_its_own_names_too(tmp_path: Path) ->
     found = checked(tmp_path, {**BARE, **own, "num_train_epochs": 1})
     assert found.result is Result.UNCERTAIN
     assert "DPO" in str(found.doubt)
+
+
+@pytest.mark.parametrize("start", ["python scripts/run_sft.py --config {}", "torchrun --nproc_per_node=1 src/train.py --config_path {} --seed 1", "accelerate launch --num_processes 1 train.py {}"])  # fmt: skip
+def test_a_script_of_ones_own_is_given_its_settings(tmp_path: Path, start: str) -> None:
+    own = {**BARE, "per_device_train_batch_size": 2, "num_train_epochs": 1, "max_seq_length": 1024}
+    alone = checked(tmp_path, own, "settings.json")
+    (tmp_path / "settings.yaml").write_text(json.dumps(own))
+    found = checked(tmp_path, start.format("settings.yaml") + "\n", "run.sh")
+    assert found.result is Result.UNCERTAIN
+    assert "which is given a file of settings" in str(found.doubt)
+    assert peak_of(found) == peak_of(alone)
+
+
+def test_a_script_that_evaluates_is_given_no_trainings_settings(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(json.dumps({**BARE, "per_device_train_batch_size": 2}))
+    with pytest.raises(InputError):
+        checked(tmp_path, "python evaluate.py --config settings.yaml\n", "run.sh")

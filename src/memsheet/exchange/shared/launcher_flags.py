@@ -33,8 +33,9 @@ from memsheet.exchange.shared.launched_script import (
 )
 from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.read_only_rows import positive_count
-from memsheet.exchange.shared.role_names import command_values, role_value
+from memsheet.exchange.shared.role_names import command_values, role_value, task_of_script
 from memsheet.exchange.shared.row_lengths import example_length
+from memsheet.exchange.shared.script_defaults import NAMED_SETTINGS
 from memsheet.exchange.shared.trainer_script import ABSENT, OWN_SCRIPT, SCRIPT, UNREAD_FLAGS
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
@@ -203,12 +204,42 @@ def _by_flag_names(
                 **{f"{name}: {one.launcher}": said for said in _of_launcher(one, own)},
                 f"{name}: {one.script}": read,
             }, ()
-    found = launches[0]
+    configured = next((one for one in launches if _settings_file(one)), None)
+    found = configured or launches[0]
     words = (*(f"--{at}" for at in found.arguments), *found.left)
     reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
+    if configured is not None:
+        given = {NAMED_SETTINGS: _settings_file(configured), f"{SCRIPT}.{OWN_SCRIPT}": BY_SETTINGS}
+        return {**reads, f"{name}: {found.script}": read_format_values(_bare_form(), given)}, ()
     return reads, (
         f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",
     ) if words else ()
+
+
+SETTINGS = ("config", "config_path", "config_file", "cfg", "config_name", "cfg_path")
+BY_SETTINGS = "which is given a file of settings, and whose own text was not understood"
+
+
+def _bare_form() -> Format:
+    """The form of a start that says nothing itself but the file that says the rest, whatever that is."""
+    return replace(
+        find_format(TRL),
+        keys=(),
+        refers=(NAMED_SETTINGS,),
+        known=frozenset({NAMED_SETTINGS}),
+        absent=lambda _: {},
+        moves=None,
+        said={"task": "train"},
+        preferences=lambda _: None,
+    )
+
+
+def _settings_file(found: Launch) -> str:
+    """The YAML of settings that a training's script is given; nothing of any other start."""
+    given = (found.arguments.get(at) for at in SETTINGS)
+    named = next((one for one in given if isinstance(one, str) and one.endswith((".yaml", ".yml"))), "")
+    left = next((one for one in found.left if one.endswith((".yaml", ".yml"))), "")
+    return (named or left) if task_of_script(found.script, found.arguments) == "train" else ""
 
 
 def _of_one_process(found: Launch, form: Format, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,10 @@ CHART_OPTIONS = (
     "runner", "convert",
 )  # fmt: skip
 """Keys of ``vllmConfig`` that the chart makes flags of; ``extraArgs`` come as they are."""
+CACHED_ELSEWHERE = ["--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1"}']
+"""What the chart and the operator add where LMCache is on (helm/templates/deployment-vllm-multi.yaml:204-214;
+vllmruntime_controller.go:564).
+"""
 RUNTIME_OPTIONS = {
     "enableLoRA": ("--enable-lora", None), "enableChunkedPrefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
     "enablePrefixCaching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
@@ -96,6 +100,7 @@ def _values_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
         options = _mapping(model.get("vllmConfig"))
         flags = [_flag(_kebab(key), options[key]) for key in CHART_OPTIONS if _is_option(options.get(key))]
         flags += ["--enable-lora"] if model.get("enableLoRA") is True else []
+        flags += CACHED_ELSEWHERE if _mapping(model.get("lmcacheConfig")).get("enabled") is True else []
         words = ["vllm", "serve", model["modelURL"], *flags, *scalar_list(options.get("extraArgs"))]
         image = f"{model.get('repository')}:{model.get('tag')}"
         limits = {"limits": {GPU: model.get(CHART)}}
@@ -222,8 +227,9 @@ def _runtime_object(name: str, spec: Mapping[str, Any]) -> Iterator[NamedServer]
     said = {**model, **{at: held for at, held in options.items() if at not in model}}
     flags = [on if said.get(at) is True else off for at, (on, off) in RUNTIME_OPTIONS.items()]
     sizes = [f"{flag}={said[at]}" for at, flag in RUNTIME_SIZES.items() if said.get(at) not in (None, "", 0)]
+    sizes += CACHED_ELSEWHERE if _mapping(spec.get("lmCacheConfig")).get("enabled") is True else []
     words = ["vllm", "serve", model["modelURL"], *filter(None, flags), *sizes]
-    cards = _mapping(_mapping(_mapping(spec.get("deploymentConfig")).get("resources"))).get("gpu")
+    cards = _mapping(_mapping(spec.get("deploymentConfig")).get("resources")).get("gpu")
     container = {
         "command": [*words, *scalar_list(options.get("extraArgs"))],
         "env": options.get("env"),

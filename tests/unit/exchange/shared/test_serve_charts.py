@@ -325,3 +325,9 @@ def test_a_catalogue_of_an_operators_models_has_a_server_each() -> None:
     )
     found = servers_in_text("values.yaml", text, PARSERS["yaml"])
     assert [one.name for one in found] == ["first", "second"]
+
+
+@pytest.mark.parametrize(("text", "on"), [(RUNTIME_OBJECT, "  lmCacheConfig: {enabled: true}\n"), (CHART, "    lmcacheConfig: {enabled: true}\n")])  # fmt: skip
+def test_a_cache_that_is_kept_elsewhere_too_is_told(text: str, on: str) -> None:
+    told = [read_text("a.yaml", held, PARSERS).unmodelled for held in (text, text + on)]
+    assert [any(at == "--kv-transfer-config" for at, _ in one) for one in told] == [False, True]

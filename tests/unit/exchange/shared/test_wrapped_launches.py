@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import memsheet
+from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.plain_shell import plain_script
@@ -141,3 +145,18 @@ def test_words_of_a_flag_divide_states(word: str, stage: int) -> None:
 def _request_of(text: str) -> dict[str, object]:
     reads, _ = recognise_files({"run.sh": text}, ())
     return {key: held for read in reads.values() for key, held in read.request.items()}
+
+
+SAYS_ITS_STEP = "torchrun --nproc_per_node=2 mine.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --model_max_length 512 --bf16 --gradient_checkpointing --learning_rate 1e-5"
+
+
+@pytest.mark.parametrize(
+    ("more", "sure"),
+    [("", True), ("--data_path a.json", True), ("--vision_tower org/clip", False), ("--reward_model_path org/judge", False), ("--lora_rank 8", False)],
+)  # fmt: skip
+def test_a_script_that_nobody_read_fits_by_flags_that_name_nothing_beside(
+    tmp_path: Path, more: str, sure: bool
+) -> None:
+    (tmp_path / "run.sh").write_text(f"{SAYS_ITS_STEP} {more}\n")
+    found = memsheet.check(str(tmp_path / "run.sh"), gpus="2xH100-80GB")
+    assert found.result is (Result.FITS if sure else Result.UNCERTAIN)
