@@ -394,6 +394,7 @@ def test_a_script_of_ones_own_is_given_its_settings(tmp_path: Path, start: str) 
     own = {**BARE, "per_device_train_batch_size": 2, "num_train_epochs": 1, "max_seq_length": 1024}
     alone = checked(tmp_path, own, "settings.json")
     (tmp_path / "settings.yaml").write_text(json.dumps(own))
+    (tmp_path / "train.py").write_text("import sys\nimport yaml\nrun(yaml.safe_load(open(sys.argv[1])))\n")
     found = checked(tmp_path, start.format("settings.yaml") + "\n", "run.sh")
     assert found.result is Result.UNCERTAIN
     assert "which is given a file of settings" in str(found.doubt)

@@ -36,7 +36,14 @@ from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value, task_of_script
 from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.script_defaults import NAMED_SETTINGS
-from memsheet.exchange.shared.trainer_script import ABSENT, OWN_SCRIPT, SCRIPT, UNREAD_FLAGS
+from memsheet.exchange.shared.trainer_script import (
+    ABSENT,
+    OWN_SCRIPT,
+    OWN_TRAINER,
+    SCRIPT,
+    UNREAD_FLAGS,
+    own_trainers,
+)
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 from memsheet.late import late_functions
@@ -128,7 +135,8 @@ def launched_reads(
                 return {**reads, f"{name}: {found.script}": read}, ()
             unread = {f"{SCRIPT}.{OWN_SCRIPT}": UNTOLD if text else ABSENT}
         else:
-            unread = {}
+            own_trainer = own_trainers(text)
+            unread = {f"{SCRIPT}.{OWN_TRAINER}": own_trainer} if own_trainer else {}
         told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
         told |= unread
         told |= example_length(found.script, found.arguments) if form.name == "transformers" else {}
@@ -204,12 +212,13 @@ def _by_flag_names(
                 **{f"{name}: {one.launcher}": said for said in _of_launcher(one, own)},
                 f"{name}: {one.script}": read,
             }, ()
-    configured = next((one for one in launches if _settings_file(one)), None)
+    told = [one for one in launches if READS_SETTINGS.search(beside.get(one.script, "yaml"))]
+    configured = next((one for one in told if _settings_file(one, beside)), None)
     found = configured or launches[0]
     words = (*(f"--{at}" for at in found.arguments), *found.left)
     reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
     if configured is not None:
-        given = {NAMED_SETTINGS: _settings_file(configured), f"{SCRIPT}.{OWN_SCRIPT}": BY_SETTINGS}
+        given = {NAMED_SETTINGS: _settings_file(configured, beside), f"{SCRIPT}.{OWN_SCRIPT}": BY_SETTINGS}
         return {**reads, f"{name}: {found.script}": read_format_values(_bare_form(), given)}, ()
     return reads, (
         f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",
@@ -217,6 +226,8 @@ def _by_flag_names(
 
 
 SETTINGS = ("config", "config_path", "config_file", "cfg", "config_name", "cfg_path")
+READS_SETTINGS = late_pattern(r"yaml|config|parse|hydra", re.IGNORECASE)
+"""What a script's text holds that reads such a file; of a text that nobody has it is granted."""
 BY_SETTINGS = "which is given a file of settings, and whose own text was not understood"
 
 
@@ -234,12 +245,15 @@ def _bare_form() -> Format:
     )
 
 
-def _settings_file(found: Launch) -> str:
-    """The YAML of settings that a training's script is given; nothing of any other start."""
-    given = (found.arguments.get(at) for at in SETTINGS)
-    named = next((one for one in given if isinstance(one, str) and one.endswith((".yaml", ".yml"))), "")
-    left = next((one for one in found.left if one.endswith((".yaml", ".yml"))), "")
-    return (named or left) if task_of_script(found.script, found.arguments) == "train" else ""
+def _settings_file(found: Launch, beside: Mapping[str, str]) -> str:
+    """The YAML of settings that a training's script is given by a flag, or alone where its text is there;
+    nothing of any other start.
+    """
+    if task_of_script(found.script, found.arguments) != "train":
+        return ""
+    left = found.left if found.script in beside else ()
+    given = (*(found.arguments.get(at) for at in SETTINGS), *left)
+    return next((one for one in given if isinstance(one, str) and one.endswith((".yaml", ".yml"))), "")
 
 
 def _of_one_process(found: Launch, form: Format, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,8 +34,9 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
     task = read[LOOP].get("task", "train") if read else task_of_script(found.script, found.arguments)
     model = role_value("model", flags)
     named = model is not None and isinstance(model.value, str)
-    sizes = {} if named or read else _described_keys(flags)
-    if task is None or not (named or sizes or read.get(SCRIPT, {}).get("model")):
+    built = {"model", BUILT} & read.get(SCRIPT, {}).keys()
+    sizes = {} if named or built else _described_keys(flags)
+    if task is None or not (named or sizes or built):
         return {}
     own = {**read.get(LOOP, {}), **_loop_flags(flags, found), "task": task}
     evaluated = flags.get("eval_batch_size")

@@ -116,6 +116,27 @@ PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training"
 """The second before peft 0.10 (src/peft/utils/other.py)."""
 WIDTHS = ("load_in_4bit", "load_in_8bit")
 PARSERS = ("HfArgumentParser", "TrlParser")
+TRAINER_WORDS = late_pattern(r"\b[A-Z]\w*Trainer\b")
+MOST_TRAINERS = 4
+OWN_TRAINER = "own_trainer"
+"""That what trains is a class of somebody's own."""
+_DEFINED = late_pattern(r"class\s+(\w+)\(([^()]*)\)")
+
+
+def own_trainers(text: str) -> str:
+    """Trainers that a script takes from elsewhere and that are none of the libraries', by their names; a class
+    of its own that stands on one of theirs is read where it is.
+    """
+    found = dict.fromkeys(name for name in TRAINER_WORDS.findall(text) if name not in TRAINERS)
+    for name, bases in _DEFINED.findall(text):
+        if not found.keys().isdisjoint({name}) and any(
+            base in TRAINERS for base in TRAINER_WORDS.findall(bases)
+        ):
+            found.pop(name)
+    taken = [name for name in found if f"{name}(" in text or f"= {name}" in text or f"else {name}" in text]
+    return ", ".join(taken[:MOST_TRAINERS])
+
+
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 OF_TRAINER = "of_trainer"
 """Models that a trainer of a method is given beside the one that it trains."""
@@ -249,6 +270,7 @@ def arguments_of(
     beside |= {
         **({OWN_FIELDS: fields} if fields else {}),
         **_several_trainings_key(made),
+        **({OWN_TRAINER: trainers} if (trainers := own_trainers(text)) else {}),
         **({} if UNMADE in beside else adapters_over_bits(beside)),
     }
     beside |= {OF_TRAINER: beside_it} if beside_it else {}

@@ -160,3 +160,40 @@ def test_a_script_that_nobody_read_fits_by_flags_that_name_nothing_beside(
     (tmp_path / "run.sh").write_text(f"{SAYS_ITS_STEP} {more}\n")
     found = memsheet.check(str(tmp_path / "run.sh"), gpus="2xH100-80GB")
     assert found.result is (Result.FITS if sure else Result.UNCERTAIN)
+
+
+FILLS = "from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config{more}\nargs, model_args = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()\n{made}"
+METHOD = "torchrun --nproc_per_node=8 train_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --max_prompt_length 256 --max_completion_length 256 --num_generations 8 --bf16"
+
+
+@pytest.mark.parametrize(
+    ("more", "made", "own"),
+    [
+        (", GRPOTrainer", "GRPOTrainer(model=model_args.model_name_or_path, args=args).train()\n", ""),
+        ("\nfrom mine import VLMTrainer", "VLMTrainer(model=model_args.model_name_or_path, args=args).train()\n", "VLMTrainer"),
+        ("\nfrom mine import VLMTrainer", "trainer_cls = VLMTrainer\ntrainer_cls(args=args).train()\n", "VLMTrainer"),
+        (", GRPOTrainer", "class Mine(GRPOTrainer):\n    pass\nclass MyTrainer(GRPOTrainer):\n    pass\nMyTrainer(args=args).train()\n", ""),
+    ],
+)  # fmt: skip
+def test_a_trainer_of_somebodys_own_is_told(tmp_path: Path, more: str, made: str, own: str) -> None:
+    (tmp_path / "train_grpo.py").write_text(FILLS.format(more=more, made=made))
+    (tmp_path / "run.sh").write_text(METHOD + "\n")
+    found = memsheet.check(str(tmp_path / "run.sh"), gpus="8xH100-80GB")
+    told = [
+        held for read in found.reads.values() for at, held in read.unmodelled if at == "script.own_trainer"
+    ]
+    assert told == ([own] if own else [])
+    assert not own or found.result is Result.UNCERTAIN
+
+
+LOOP = "from transformers import AutoTokenizer\nfrom mine import build\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(build(args))\nmodel(x).loss.backward()\n"
+
+
+def test_flags_describe_the_model_of_a_script_whose_text_builds_it_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    (tmp_path / "run.sh").write_text(
+        f"torchrun --nproc_per_node=8 train.py {SIZES} --vocab_size=32768 --model_type=mistral --train_batch_size=1 --max_context_width=2048\n"
+    )
+    found = memsheet.check(str(tmp_path / "run.sh"), gpus="8xH100-80GB")
+    assert found.answer is not None
+    assert (found.answer.model.layers, found.answer.model.hidden) == (32, 4096)
