@@ -405,3 +405,18 @@ def test_a_script_that_evaluates_is_given_no_trainings_settings(tmp_path: Path) 
     (tmp_path / "settings.yaml").write_text(json.dumps({**BARE, "per_device_train_batch_size": 2}))
     with pytest.raises(InputError):
         checked(tmp_path, "python evaluate.py --config settings.yaml\n", "run.sh")
+
+
+@pytest.mark.parametrize("named", ["model_path", "model_id", "model_name"])
+def test_a_batch_by_axolotls_name_beside_a_model_by_another_is_ones_own(tmp_path: Path, named: str) -> None:
+    own = {named: "Qwen/Qwen2.5-0.5B", "micro_batch_size": 2, "max_length": 1024, "learning_rate": 1e-4, "epochs": 1, "lora_rank": 16}  # fmt: skip
+    found = checked(tmp_path, own)
+    assert found.answer is not None
+    assert (found.answer.plan.workload.microbatch, found.result) == (2, Result.UNCERTAIN)
+
+
+def test_a_model_without_an_owner_is_one_where_it_is_bundled(tmp_path: Path) -> None:
+    tree = {**OWN, "model": {"name": "gpt2", "max_seq_length": 512}}
+    found = checked(tmp_path, tree)
+    assert found.answer is not None
+    assert found.answer.model.name == "gpt2"

@@ -24,6 +24,7 @@ from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
+    from memsheet.catalog import find_model
     from memsheet.exchange.shared.config_references import with_references
     from memsheet.exchange.shared.flag_words import plain_value
 
@@ -310,7 +311,10 @@ def names_several(leaves: list[Leaf]) -> bool:
 
 def _surest_names(leaves: list[Leaf], names: tuple[str, ...]) -> list[str]:
     def is_name(value: Any) -> bool:
-        return isinstance(value, str) and _HUB_ID.fullmatch(value.strip()) is not None
+        if not isinstance(value, str):
+            return False
+        name = value.strip()
+        return _HUB_ID.fullmatch(name) is not None or find_model(name.lower()) is not None
 
     of_group = [leaf for leaf in leaves if leaf.groups and _MODEL.search(leaf.groups[-1])]
     for held, keys in ((leaves, names), (of_group, IN_MODEL_GROUP)):

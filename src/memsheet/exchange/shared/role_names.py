@@ -60,6 +60,8 @@ TRAINING = late_pattern(
 GENERATION = late_pattern(
     r"eval|infer|generat|predict|chat|serve|bench|demo|test|prompt|sample|flex|run_model", re.IGNORECASE
 )
+OF_TRAINERS = late_pattern(r"(?:^|/)train(?:ers?|ing)?/")
+"""A folder of scripts that train."""
 STEPS = frozenset({
     "learning_rate", "lr", "num_train_epochs", "num_epochs", "epochs", "max_steps", "max_train_steps", "weight_decay", "warmup_steps", "num_warmup_steps",
     "warmup_ratio", "warmup_proportion", "do_train", "adam_beta1", *ROLES["accumulation"],
@@ -157,4 +159,7 @@ def task_of_script(name: str, flags: Mapping[str, Any]) -> str | None:
     base = name.rpartition("/")[2].removesuffix(".py")
     if given & {*ROLES["answer"], *ROLES["prompt"]} or GENERATION.search(base):
         return "infer"
-    return "train" if TRAINING.search(base) else None
+    named = (
+        TRAINING.search(base) or OF_TRAINERS.search(name) or any(flag.startswith("train_") for flag in given)
+    )
+    return "train" if named else None

@@ -285,3 +285,9 @@ def test_what_the_fork_alone_moves_is_told(more: str) -> None:
     assert more.split("=", maxsplit=1)[0].removeprefix("worker.actor.") in str(
         request_of(EASY + more)["not modelled further arguments"]
     )
+
+
+@pytest.mark.parametrize("program", ["training.verl.main_grpo", "mine.main_ppo_tools", "mine.main_dapo"])
+def test_programs_of_others_that_are_called_as_verls_are_read(program: str) -> None:
+    found = request_of(START.replace("verl.trainer.main_ppo", program) + f"{MICRO}=4 +x.verl=1")
+    assert (found["@model"], found["microbatch"]) == ("Qwen/Qwen2.5-7B-Instruct", 4)

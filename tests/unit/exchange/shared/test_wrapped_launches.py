@@ -197,3 +197,9 @@ def test_flags_describe_the_model_of_a_script_whose_text_builds_it_elsewhere(tmp
     found = memsheet.check(str(tmp_path / "run.sh"), gpus="8xH100-80GB")
     assert found.answer is not None
     assert (found.answer.model.layers, found.answer.model.hidden) == (32, 4096)
+
+
+@pytest.mark.parametrize("start", ["deepspeed --module mine.trainers.text.rm", "python src/train/reward.py", "torchrun --nproc_per_node 8 rm.py --train_split train"])  # fmt: skip
+def test_a_script_in_a_folder_of_trainers_trains(start: str) -> None:
+    asked = _request_of(f"{start} --model_name_or_path {MODEL}\n")
+    assert (asked["task"], asked["@model"]) == ("train", MODEL)

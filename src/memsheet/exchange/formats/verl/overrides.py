@@ -29,10 +29,10 @@ CONFIG, STOCK, LAUNCHES = "--config-name", "$.config", "$.launches"
 STOCK_CONFIGS = frozenset({"ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine"})
 """Configurations of verl itself, whose defaults are known here (verl/trainer/config)."""
 OWN = late_pattern(r"(verl|recipe)(\.\w+)+")
-FOREIGN = late_pattern(r"(\w+\.)+(main_(ppo|dapo)\w*|\w*sft_trainer)")
+FOREIGN = late_pattern(r"(\w+\.)+(main_(ppo|dapo|grpo)\w*|\w*sft_trainer)")
 MODULE = late_pattern(f"{OWN.pattern}|{FOREIGN.pattern}")
 """Its own programs, and those of others' packages that are called as they are."""
-SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
+SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo|grpo)\w*|\w*sft_trainer)\.py")
 OVERRIDE = late_pattern(r"(\+{0,2})([A-Za-z_][\w.@/]*)=(.*)", re.DOTALL)
 REMOVED = late_pattern(r"~([A-Za-z_][\w.]*)(=.*)?")
 FLOAT = late_pattern(r"[+-]?\d{1,12}(\.\d{0,12}(e[+-]?\d{1,2})?|e[+-]?\d{1,2})")
