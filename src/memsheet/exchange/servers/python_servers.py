@@ -80,7 +80,8 @@ LOADED = late_pattern(r"(?:Model|LM|For[A-Z]\w*)$")
 """Classes of models, as transformers calls them."""
 SIZED_ID = late_pattern(r"[\w.-]{1,96}/[\w.-]*?\d+(?:\.\d+)?[bB](?![A-Za-z])[\w.-]*")
 LOADS_NONE = late_pattern(
-    r"Token|Processor|Config|Args|Params|Request|Client|OpenAI|Chat|Prompt|Template|Dataset|Path|Api|API|Message|Field|Tool"
+    r"Token|Processor|Config|Args|Params|Request|Client|OpenAI|Chat|Prompt|Template|Dataset|Path|Api|API"
+    r"|Message|Field|Tool"
 )
 """In the names of classes that are given a model's name and load none."""
 

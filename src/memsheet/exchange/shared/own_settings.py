@@ -269,7 +269,7 @@ def _deepspeed_values(tree: Mapping[Any, Any], depth: int = 0) -> Mapping[str, A
 
 
 def _trains_a_batch(leaves: list[Leaf]) -> bool:
-    """Whether a group says the Trainer's batch by its name, or a training's, or the file's top, by another."""
+    """Whether a group says the Trainer's batch by its name, or a training's or the top by another."""
     if any(leaf.key == BATCH and _is_count(leaf.value) for leaf in leaves):
         return True
     trained = {leaf.key for leaf in leaves if leaf.trains or _of_optimizer(leaf) or not leaf.groups}

@@ -319,8 +319,8 @@ ENTRYPOINT = "--entrypoint"
 
 
 def _entered_flags_index(words: Sequence[str], launches: Iterable[tuple[str, ...]]) -> int | None:
-    """Where the flags begin of a server that a container is entered by, with the rest of its launch behind the
-    image (``docker run --entrypoint vllm IMAGE serve MODEL``).
+    """Where the flags begin of a server that a container is entered by, with the rest of its launch behind
+    the image (``docker run --entrypoint vllm IMAGE serve MODEL``).
     """
     at, entry = next(
         (

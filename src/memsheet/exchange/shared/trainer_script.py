@@ -124,8 +124,8 @@ _DEFINED = late_pattern(r"class\s+(\w+)\(([^()]*)\)")
 
 
 def own_trainers(text: str) -> str:
-    """Trainers that a script takes from elsewhere and that are none of the libraries', by their names; a class
-    of its own that stands on one of theirs is read where it is.
+    """Trainers that a script takes from elsewhere and that are none of the libraries', by their names; a
+    class of its own that stands on one of theirs is read where it is.
     """
     found = dict.fromkeys(name for name in TRAINER_WORDS.findall(text) if name not in TRAINERS)
     for name, bases in _DEFINED.findall(text):

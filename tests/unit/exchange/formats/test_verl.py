@@ -245,7 +245,8 @@ trainer: {nnodes: 1, n_gpus_per_node: 8}
 def test_places_of_a_fork_are_read_as_those_they_come_to() -> None:
     found = request_of(
         f"{EASY} worker.actor.micro_batch_size_per_device_for_update=2 worker.actor.global_batch_size=64 "
-        "worker.rollout.n=4 trainer.n_gpus_per_node=4 data.max_prompt_length=1024 data.max_response_length=1024"
+        "worker.rollout.n=4 trainer.n_gpus_per_node=4 data.max_prompt_length=1024 "
+        "data.max_response_length=1024"
     )
     asked = (
         "@model",

@@ -264,7 +264,7 @@ metadata: {name: served}
 spec:
   model: {modelURL: a/b-7B, enableLoRA: true, maxModelLen: 4096, dtype: bfloat16, maxNumSeqs: 32}
 """
-OPTIONS = "tensorParallelSize: 2, gpuMemoryUtilization: '0.8', maxLoras: 4, enablePrefixCaching: false, extraArgs: [--max-lora-rank, '32']"
+OPTIONS = "tensorParallelSize: 2, gpuMemoryUtilization: '0.8', maxLoras: 4, enablePrefixCaching: false, extraArgs: [--max-lora-rank, '32']"  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,8 @@ def test_a_model_of_an_operator_on_no_cards_is_none() -> None:
 
 def test_a_catalogue_of_an_operators_models_has_a_server_each() -> None:
     text = "catalog:\n" + "".join(
-        f"  {name}: {{engine: VLLM, url: 'hf://a/{name}-7B', args: [--max-model-len=4096], resourceProfile: 'nvidia-gpu-l4:1'}}\n"
+        f"  {name}: {{engine: VLLM, url: 'hf://a/{name}-7B', args: [--max-model-len=4096], "
+        "resourceProfile: 'nvidia-gpu-l4:1'}\n"
         for name in ("first", "second")
     )
     found = servers_in_text("values.yaml", text, PARSERS["yaml"])

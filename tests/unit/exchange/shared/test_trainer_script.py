@@ -468,7 +468,7 @@ tuned = AutoModelForCausalLM.from_pretrained(name, dtype="bfloat16")
 
 @pytest.mark.parametrize(("more", "length"), [("max_seq_length=1512, packing=True", 1512), ("max_seq_length=args.length", None), ("", 1024)])  # fmt: skip
 def test_what_the_trainer_is_given_goes_before_its_configuration(more: str, length: int | None) -> None:
-    text = f'args = SFTConfig("out", per_device_train_batch_size=2)\nSFTTrainer(model=model, args=args, {more})\n'
+    text = f'args = SFTConfig("out", per_device_train_batch_size=2)\nSFTTrainer(model=model, args=args, {more})\n'  # fmt: skip
     assert reading(text).request.get("seq_len") == length
 
 

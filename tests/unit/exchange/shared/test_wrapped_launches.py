@@ -104,7 +104,7 @@ OWN = "torchrun --nproc_per_node=8 examples/finetuning.py --seq-length 4096 --mi
 
 
 def test_a_script_that_loads_a_hubs_model_is_none_of_megatrons_by_its_sizes() -> None:
-    text = f"{OWN} --base-model /models/Mistral-7B-v0.1 --bf16 --sharding-strategy FULL_SHARD --fsdp-activation-checkpointing\n"
+    text = f"{OWN} --base-model /models/Mistral-7B-v0.1 --bf16 --sharding-strategy FULL_SHARD --fsdp-activation-checkpointing\n"  # fmt: skip
     asked = _request_of(text)
     told = tuple(asked[at] for at in ("@model", "engine", "zero", "seq_len", "microbatch", "recompute.mode"))
     assert told == ("/models/Mistral-7B-v0.1", "fsdp1", 3, 4096, 2, "full")
@@ -125,7 +125,7 @@ SIZES = "--num_layers=32 --hidden_width=4096 --num_heads=32 --num_key_value_head
     [("llama_v3", "llama", "vocab_size"), ("mistral --vocab_size=32768", "mistral", ""), ("other", "llama", "not those of other")],
 )  # fmt: skip
 def test_flags_describe_a_model_by_its_sizes(family: str, layers: str, left: str) -> None:
-    text = f"torchrun --nproc_per_node=8 train.py {SIZES} --model_type={family} --train_batch_size=1 --max_context_width=8192 --sharding_strategy=full\n"
+    text = f"torchrun --nproc_per_node=8 train.py {SIZES} --model_type={family} --train_batch_size=1 --max_context_width=8192 --sharding_strategy=full\n"  # fmt: skip
     reads, _ = recognise_files({"run.sh": text}, ())
     read = next(read for read in reads.values() if read.form.name == "pytorch")
     built = read.form.model(read.values)
@@ -147,7 +147,7 @@ def _request_of(text: str) -> dict[str, object]:
     return {key: held for read in reads.values() for key, held in read.request.items()}
 
 
-SAYS_ITS_STEP = "torchrun --nproc_per_node=2 mine.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --model_max_length 512 --bf16 --gradient_checkpointing --learning_rate 1e-5"
+SAYS_ITS_STEP = "torchrun --nproc_per_node=2 mine.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --model_max_length 512 --bf16 --gradient_checkpointing --learning_rate 1e-5"  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_a_script_that_nobody_read_fits_by_flags_that_name_nothing_beside(
     assert found.result is (Result.FITS if sure else Result.UNCERTAIN)
 
 
-FILLS = "from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config{more}\nargs, model_args = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()\n{made}"
-METHOD = "torchrun --nproc_per_node=8 train_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --max_prompt_length 256 --max_completion_length 256 --num_generations 8 --bf16"
+FILLS = "from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config{more}\nargs, model_args = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()\n{made}"  # fmt: skip
+METHOD = "torchrun --nproc_per_node=8 train_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --max_prompt_length 256 --max_completion_length 256 --num_generations 8 --bf16"  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,14 @@ def test_a_trainer_of_somebodys_own_is_told(tmp_path: Path, more: str, made: str
     assert not own or found.result is Result.UNCERTAIN
 
 
-LOOP = "from transformers import AutoTokenizer\nfrom mine import build\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(build(args))\nmodel(x).loss.backward()\n"
+LOOP = "from transformers import AutoTokenizer\nfrom mine import build\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(build(args))\nmodel(x).loss.backward()\n"  # fmt: skip
 
 
 def test_flags_describe_the_model_of_a_script_whose_text_builds_it_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LOOP)
     (tmp_path / "run.sh").write_text(
-        f"torchrun --nproc_per_node=8 train.py {SIZES} --vocab_size=32768 --model_type=mistral --train_batch_size=1 --max_context_width=2048\n"
+        f"torchrun --nproc_per_node=8 train.py {SIZES} --vocab_size=32768 --model_type=mistral "
+        "--train_batch_size=1 --max_context_width=2048\n"
     )
     found = memsheet.check(str(tmp_path / "run.sh"), gpus="8xH100-80GB")
     assert found.answer is not None
