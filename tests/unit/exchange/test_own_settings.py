@@ -420,3 +420,12 @@ def test_a_model_without_an_owner_is_one_where_it_is_bundled(tmp_path: Path) -> 
     found = checked(tmp_path, tree)
     assert found.answer is not None
     assert found.answer.model.name == "gpt2"
+
+
+@pytest.mark.parametrize("name", ["num_generations", "rollout_n"])
+def test_answers_that_are_judged_together_are_called_otherwise_too(tmp_path: Path, name: str) -> None:
+    own = {"model_path": "Qwen/Qwen2.5-0.5B", "micro_batch_size": 2, "learning_rate": 1e-6, "epochs": 1, "max_completion_length": 256, name: 4}  # fmt: skip
+    found = checked(tmp_path, own)
+    assert "GRPO" in str(found.doubt)
+    assert found.answer is not None
+    assert found.answer.job is not None

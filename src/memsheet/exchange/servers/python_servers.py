@@ -36,10 +36,11 @@ MOST_NODES = 20_000
 MOST_SERVERS, MOST_LAUNCH = 64, 4
 _SERVES = late_pattern(
     r"LLMConfig\(|\bLLM\(|EngineArgs\(|\b(?:Engine|Runtime)\("
-    r"|lmdeploy|[\"']serve[\"']|vllm serve|launch_server|trtllm-serve"
+    r"|lmdeploy|[\"']serve[\"']|vllm serve|vllm\.entrypoints|launch_server|trtllm-serve"
 )
 _TRAINS = late_pattern(r"Trainer\b|\.backward\(|GRPOConfig|SFTConfig|optimizer\.step")
 _PINNED = late_pattern(r"\b(?:vllm|sglang)==\d[\w.]{1,24}")
+PYTHON, _PYTHON = "python", late_pattern(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
 MODELS_BESIDE = "models_beside"
 OFFLINE_CLASS = "LLM"
 LMDEPLOY = "lmdeploy"
@@ -144,6 +145,7 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                     yield from [replace(made, remarks=told)] if made else []
             case ast.List() | ast.Tuple():
                 first = tuple(_argument_word(one, known) for one in node.elts[:MOST_LAUNCH])
+                first = (PYTHON, *first[1:]) if _PYTHON.fullmatch(first[0] if first else "") else first
                 if any(first[: len(one)] == one for one in LAUNCHES if len(one) > 1):
                     parts = [*node.elts, *grown.get(id(node), ())]
                     words = [_argument_word(one, known) for one in parts]
@@ -247,4 +249,6 @@ def _argument_word(node: ast.AST, known: Mapping[str, Any]) -> str:
     if isinstance(value, str):
         return value
     path = attribute_path(node) if isinstance(node, ast.expr) else []
+    if path == ["sys", "executable"]:
+        return PYTHON
     return str(value) if isinstance(value, int | float) else f"${{{'_'.join(path) or UNTOLD}}}"
