@@ -30,6 +30,7 @@ from memsheet.guard import parse_json
 from memsheet.questions.check import MACHINES, check_configuration_files
 from memsheet.questions.common_cards import cards_of_launch
 from memsheet.questions.launches import DESCRIBES, is_candidate
+from memsheet.questions.pod_jobs import with_pod_commands
 from memsheet.questions.recognised_files import recognise_files
 
 ENDINGS = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".sbatch", ".slurm", ".py", ".ipynb")
@@ -169,7 +170,7 @@ def _checked(path: Path, text: str, gpus: str) -> tuple[str, str, str]:
 def _cards_for(name: str, text: str, gpus: str) -> str:
     """The cards that are given: as many as the file starts processes, or as its degrees need."""
     script = notebook_script(text, name, parse_json) if name.endswith(NOTEBOOK) else text
-    return cards_of_launch(recognise_files({name: script}, ())[0], gpus)
+    return cards_of_launch(recognise_files(with_pod_commands({name: script}), ())[0], gpus)
 
 
 def _short(text: str) -> str:

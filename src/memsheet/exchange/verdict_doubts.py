@@ -298,12 +298,21 @@ STEP_FLAGS = (
 )
 """Of each one, by the Trainer's names and its examples': a step's rows, their length, its precision."""
 NOT_READ = f"{SCRIPT}.{OWN_SCRIPT}"
+ADDS = late_pattern(
+    r"(?:^|_)(?:vision|image|images|video|audio|mm|tower|projector|reward|ref|teacher|critic|value_model|ema|lora|adapter|target_modules|moe|experts"
+    r"|draft|mtp|memory_tokens)(?:_|$)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""In the names of flags of people's own: models beside the one that trains, and what trains with it."""
 
 
 def _says_its_step(read: Read) -> bool:
     """Whether the flags that a script is given say what its step takes: it fits by them, whatever the
-    script's text, which nobody has, does besides. That it does not fit is not said by them alone.
+    script's text, which nobody has, does besides, where no flag of its own names what is held beside. That it
+    does not fit is not said by them alone.
     """
+    if any(ADDS.search(at) for at, _ in read.unknown):
+        return False
     return "config" not in read.values and all(not names.isdisjoint(read.values) for names in STEP_FLAGS)
 
 

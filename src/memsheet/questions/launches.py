@@ -58,7 +58,7 @@ STARTS = late_pattern(
 """What a shell's script, or an object of a cluster, holds that starts anything of ours."""
 SERVES = late_pattern(
     r"LLMConfig\(|[\"'](vllm|sglang)[\"'],\s*[\"']serve[\"']|sglang\.launch_server|[\"']trtllm-serve[\"']"
-    r"|\b(sgl|sglang)\.Engine\("
+    r"|\b(sgl|sglang)\.Engine\(|[\"']vllm\.entrypoints[\w.]*[\"']"
 )
 """What a Python script holds that starts a server, wherever in it that stands."""
 TRAINS = late_pattern(

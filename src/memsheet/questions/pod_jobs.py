@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from memsheet.errors import InputError
 from memsheet.exchange.shared.pod_trainings import COMMAND, pod_training
 from memsheet.guard import parse_yaml
 
@@ -26,4 +28,12 @@ def command_name(name: str) -> str:
 
 
 def _training_of(name: str, text: str) -> str | None:
-    return pod_training(name, text, parse_yaml) if name.endswith(YAML) else None
+    return pod_training(name, text, _parse_objects) if name.endswith(YAML) else None
+
+
+def _parse_objects(text: str, name: str) -> Any:
+    """An object as kubectl has it, which takes anchors and aliases."""
+    try:
+        return parse_yaml(text, name)
+    except InputError:
+        return parse_yaml(text, name, aliases=True)

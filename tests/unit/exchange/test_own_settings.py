@@ -357,3 +357,75 @@ def test_flat_settings_of_an_own_script_have_its_adapters(tmp_path: Path, named:
     assert found.answer is not None
     assert found.answer.plan.adapter is not None
     assert found.answer.plan.quantization is not None
+
+
+BARE = {"model": "Qwen/Qwen2.5-0.5B", "lr": 1e-4, "bf16": True, "optim": "adamw_torch", "save_steps": 100, "gradient_checkpointing": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("own", "lora"),
+    [
+        ({"batch_size": 2, "epochs": 3, "max_seq_length": 1024}, ""),
+        ({"per_device_train_batch_size": 2, "num_train_epochs": 1, "max_seq_length": 1024, "lora_rank": 16}, "lora = LoraConfig(r=16)"),
+    ],
+)  # fmt: skip
+def test_a_flat_file_with_names_of_ones_own_is_the_same_sheet(tmp_path: Path, own: Any, lora: str) -> None:
+    found = checked(tmp_path, {**BARE, **own})
+    assert found.result is Result.UNCERTAIN
+    given = "peft_config=lora" if lora else ""
+    assert peak_of(found) == peak_of(checked(tmp_path, SCRIPT.format(lora=lora, given=given), "train.py"))
+
+
+def test_a_flat_file_of_a_method_is_read_by_its_own_names_too(tmp_path: Path) -> None:
+    own = {
+        "beta": 0.1,
+        "loss_type": "sigmoid",
+        "max_length": 1024,
+        "max_prompt_length": 512,
+        "per_device_train_batch_size": 1,
+    }
+    found = checked(tmp_path, {**BARE, **own, "num_train_epochs": 1})
+    assert found.result is Result.UNCERTAIN
+    assert "DPO" in str(found.doubt)
+
+
+@pytest.mark.parametrize("start", ["python scripts/run_sft.py --config {}", "torchrun --nproc_per_node=1 src/train.py --config_path {} --seed 1", "accelerate launch --num_processes 1 train.py {}"])  # fmt: skip
+def test_a_script_of_ones_own_is_given_its_settings(tmp_path: Path, start: str) -> None:
+    own = {**BARE, "per_device_train_batch_size": 2, "num_train_epochs": 1, "max_seq_length": 1024}
+    alone = checked(tmp_path, own, "settings.json")
+    (tmp_path / "settings.yaml").write_text(json.dumps(own))
+    (tmp_path / "train.py").write_text("import sys\nimport yaml\nrun(yaml.safe_load(open(sys.argv[1])))\n")
+    found = checked(tmp_path, start.format("settings.yaml") + "\n", "run.sh")
+    assert found.result is Result.UNCERTAIN
+    assert "which is given a file of settings" in str(found.doubt)
+    assert peak_of(found) == peak_of(alone)
+
+
+def test_a_script_that_evaluates_is_given_no_trainings_settings(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(json.dumps({**BARE, "per_device_train_batch_size": 2}))
+    with pytest.raises(InputError):
+        checked(tmp_path, "python evaluate.py --config settings.yaml\n", "run.sh")
+
+
+@pytest.mark.parametrize("named", ["model_path", "model_id", "model_name"])
+def test_a_batch_by_axolotls_name_beside_a_model_by_another_is_ones_own(tmp_path: Path, named: str) -> None:
+    own = {named: "Qwen/Qwen2.5-0.5B", "micro_batch_size": 2, "max_length": 1024, "learning_rate": 1e-4, "epochs": 1, "lora_rank": 16}  # fmt: skip
+    found = checked(tmp_path, own)
+    assert found.answer is not None
+    assert (found.answer.plan.workload.microbatch, found.result) == (2, Result.UNCERTAIN)
+
+
+def test_a_model_without_an_owner_is_one_where_it_is_bundled(tmp_path: Path) -> None:
+    tree = {**OWN, "model": {"name": "gpt2", "max_seq_length": 512}}
+    found = checked(tmp_path, tree)
+    assert found.answer is not None
+    assert found.answer.model.name == "gpt2"
+
+
+@pytest.mark.parametrize("name", ["num_generations", "rollout_n"])
+def test_answers_that_are_judged_together_are_called_otherwise_too(tmp_path: Path, name: str) -> None:
+    own = {"model_path": "Qwen/Qwen2.5-0.5B", "micro_batch_size": 2, "learning_rate": 1e-6, "epochs": 1, "max_completion_length": 256, name: 4}  # fmt: skip
+    found = checked(tmp_path, own)
+    assert "GRPO" in str(found.doubt)
+    assert found.answer is not None
+    assert found.answer.job is not None

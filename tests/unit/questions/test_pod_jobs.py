@@ -149,3 +149,53 @@ def test_a_tasks_run_section_is_read_with_its_variables(run: str, tmp_path: Path
 def test_a_task_that_says_no_training_of_its_own_is_none() -> None:
     own = "num_nodes: 2\nenvs:\n  TRAIN: train.py\nrun: |\n  torchrun --nnodes=2 $TRAIN\n"
     assert pod_training("skypilot.yaml", own, parse_yaml) is None
+
+
+def test_a_count_that_whoever_starts_the_job_puts_in_is_left_out_and_told(tmp_path: Path) -> None:
+    job = json.loads(_pytorch_job(["torchrun", "--nproc_per_node=8", "-m", *SFT.split()]))
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = "$NUM_NODES"
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    found = memsheet.check(str(tmp_path / "job.yaml"), gpus="8xH100-80GB")
+    assert found.answer is not None
+    assert "replicas $NUM_NODES (left to whoever starts it)" in found.doubt
+
+
+def test_a_count_that_is_no_place_of_a_template_is_refused(tmp_path: Path) -> None:
+    job = json.loads(_pytorch_job(["torchrun", "--nproc_per_node=8", "-m", *SFT.split()]))
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = "many"
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    with pytest.raises(InputError, match="not a positive whole number"):
+        memsheet.check(str(tmp_path / "job.yaml"), gpus="8xH100-80GB")
+
+
+@pytest.mark.parametrize("kind", [("Job", "batch.volcano.sh/v1alpha1", "tasks"), ("HyperPodPyTorchJob", "sagemaker.amazonaws.com/v1", "replicaSpecs")])  # fmt: skip
+def test_a_training_is_found_in_the_groups_of_any_kind(kind: tuple[str, str, str]) -> None:
+    name, version, groups = kind
+    script = pod_training("job.yaml", _object(name, version, {groups: [{"name": "a", "template": _pod(["bash", "-c", LONG], 8)}]}), parse_yaml)  # fmt: skip
+    assert script is not None
+    assert "trl.scripts.sft" in script
+
+
+def test_an_object_whose_groups_share_an_anchor_is_read(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(ANCHORED_JOB)
+    found = memsheet.check(str(tmp_path / "job.yaml"), gpus="8xH100-80GB")
+    assert found.answer is not None
+    assert found.answer.model.name == "qwen2.5-0.5b"
+
+
+ANCHORED_JOB = f"""apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {{name: t}}
+spec:
+  tasks:
+  - name: first
+    template:
+      spec: &spec
+        containers:
+        - name: pytorch
+          image: x
+          command: ["torchrun", "--nproc_per_node=8", "-m", {", ".join(json.dumps(word) for word in SFT.split())}]
+          resources: {{limits: {{nvidia.com/gpu: 8}}}}
+  - name: others
+    template: {{spec: *spec}}
+"""

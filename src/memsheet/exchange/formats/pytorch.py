@@ -174,7 +174,7 @@ KEYS = (
     _loop_row("offload", _read_offload, source="torch/distributed/fsdp/_fully_shard/_fsdp_api.py: CPUOffloadPolicy"),
     _loop_row("batch", _read_batch),
     _loop_row("length", _read_length),
-    replace(_loop_row("prompt", lambda value, _: {"serving.prompt_tokens": value}), decides=(NO_PROMPT,)),
+    replace(_loop_row("prompt", lambda value, values: {"serving.prompt_tokens": value} if _generates(values) else {}), decides=(NO_PROMPT,)),
     _loop_row("answer", lambda value, values: {"serving.output_tokens": value} if _generates(values) else {}),
     _loop_row("processes", _of_training("@gpus"), source="lightning/pytorch/trainer/trainer.py: devices, num_nodes"),
     _loop_row("accumulation", _of_training("@accumulation")),

@@ -20,7 +20,7 @@ from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.row_lengths import both_parts
 from memsheet.exchange.shared.serve_command import dtype_out
-from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, SCRIPT, SFT_OWN
+from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, OWN_TRAINER, SCRIPT, SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
 from memsheet.frozen import replace
 from memsheet.late import late_functions
@@ -359,7 +359,7 @@ FORMAT: Format = Format(
     program_known=lambda values: keys_of_one_program(FORMAT, values), strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know
     unmodelled={
         **{at: harmless for at, harmless in TRANSFORMERS.unmodelled.items() if not at.startswith(f"{SCRIPT}.")}, METHOD: (SUPERVISED,), "loss": (),
-        "dataset_kwargs.skip_prepare_dataset": (False,), f"{SCRIPT}.{OWN_SCRIPT}": (), "activation_offloading": (False,), "lora_target_parameters": (), "bnb_4bit_quant_storage": (), "model_init_kwargs": (),
+        "dataset_kwargs.skip_prepare_dataset": (False,), f"{SCRIPT}.{OWN_SCRIPT}": (), f"{SCRIPT}.{OWN_TRAINER}": (), "activation_offloading": (False,), "lora_target_parameters": (), "bnb_4bit_quant_storage": (), "model_init_kwargs": (),
     },
     known=frozenset({
         *(at for at in TRANSFORMERS.known if not at.startswith(f"{SCRIPT}.")), *(name for name in SFT_OWN if name not in ("max_length", "loss_type")),

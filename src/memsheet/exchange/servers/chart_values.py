@@ -17,6 +17,8 @@ from memsheet.exchange.shared.serve_pods import (
 )
 from memsheet.exchange.shared.serve_script import ALONE, named_image
 
+NAMES_ENDS = tuple(image.rpartition("/")[2] for image in ALONE)
+"""Of images by their own names, in whosever registry."""
 DEEPEST = 3
 """Groups that an image's values stand in."""
 OTHERS = frozenset({"apiVersion", "kind", "services", "servingEngineSpec", "jobs", "on"})
@@ -28,7 +30,7 @@ MODEL_FLAG = ("--model", "--model-id", "--model-path")
 
 def values_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The containers of servers' images in a chart's values; none of files of other kinds."""
-    if not name.endswith((".yaml", ".yml")) or not any(image in text for image in ALONE):
+    if not name.endswith((".yaml", ".yml")) or not any(end in text for end in NAMES_ENDS):
         return []
     tree = tree_of(parse, name, text)
     if tree is None or OTHERS & tree.keys():

@@ -36,10 +36,12 @@ MOST_NODES = 20_000
 MOST_SERVERS, MOST_LAUNCH = 64, 4
 _SERVES = late_pattern(
     r"LLMConfig\(|\bLLM\(|EngineArgs\(|\b(?:Engine|Runtime)\("
-    r"|lmdeploy|[\"']serve[\"']|vllm serve|launch_server|trtllm-serve"
+    r"|lmdeploy|[\"']serve[\"']|vllm serve|vllm\.entrypoints|launch_server|trtllm-serve"
 )
 _TRAINS = late_pattern(r"Trainer\b|\.backward\(|GRPOConfig|SFTConfig|optimizer\.step")
 _PINNED = late_pattern(r"\b(?:vllm|sglang)==\d[\w.]{1,24}")
+PYTHON, _PYTHON = "python", late_pattern(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
+MODELS_BESIDE = "models_beside"
 OFFLINE_CLASS = "LLM"
 LMDEPLOY = "lmdeploy"
 OF_VLLM = (OFFLINE_CLASS, "AsyncEngineArgs", "EngineArgs")
@@ -70,7 +72,48 @@ def python_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> li
     nodes = sorted(ast.walk(tree), key=lambda node: getattr(node, "lineno", 0))
     pinned = "".join(f": {one[0]}\n" for one in _PINNED.finditer(text)) + python_exports(text)
     found = _servers_of(tree, nodes) if len(nodes) <= MOST_NODES else ()
-    return [replace(one, script=pinned + one.script) for one in islice(found, MOST_SERVERS)]
+    made = [*islice(found, MOST_SERVERS)]
+    others = tuple(_models_beside(tree, nodes, {one.name for one in made})) if made else ()
+    return [replace(one, script=pinned + one.script, left_out=(*one.left_out, *others)) for one in made]
+
+
+LOADED = late_pattern(r"(?:Model|LM|For[A-Z]\w*)$")
+"""Classes of models, as transformers calls them."""
+SIZED_ID = late_pattern(r"[\w.-]{1,96}/[\w.-]*?\d+(?:\.\d+)?[bB](?![A-Za-z])[\w.-]*")
+LOADS_NONE = late_pattern(
+    r"Token|Processor|Config|Args|Params|Request|Client|OpenAI|Chat|Prompt|Template|Dataset|Path|Api|API"
+    r"|Message|Field|Tool"
+)
+"""In the names of classes that are given a model's name and load none."""
+
+
+def _models_beside(
+    tree: ast.Module, nodes: list[ast.AST], served: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Models that a script with an engine loads itself on the same cards."""
+    known = known_constants(nodes, parsed_flags(tree, nodes)[0])
+    names = [
+        (node, told) for node in nodes if isinstance(node, ast.Call) and (told := _loaded_beside(node, known))
+    ]
+    beside = dict.fromkeys(told for _, told in names if told not in served)
+    if beside:
+        yield MODELS_BESIDE, f"{', '.join(beside)}, loaded on the same cards"
+
+
+def _loaded_beside(node: ast.Call, known: Mapping[str, Any]) -> str:
+    """The model that a call loads, as far as it is named; nothing of a call that loads none."""
+    path = attribute_path(node.func)
+    called = path[-1] if path else ""
+    loads = called == "from_pretrained" and len(path) > 1 and LOADED.search(path[-2]) is not None
+    makes = called[:1].isupper() and not called.isupper() and LOADS_NONE.search(called) is None
+    if not loads and (not makes or called in (*OF_VLLM, *OF_SGLANG)):
+        return ""
+    given = call_keywords(node, known)
+    if str(given.get("device_map", given.get("device"))) == "cpu":
+        return ""
+    values = [expression_value(one, known) for one in node.args[:1]] + list(given.values())
+    named = next((one for one in values if isinstance(one, str) and SIZED_ID.fullmatch(one)), "")
+    return named or (f"a model of {'.'.join(path[:-1])}" if loads else "")
 
 
 def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]:
@@ -102,6 +145,7 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                     yield from [replace(made, remarks=told)] if made else []
             case ast.List() | ast.Tuple():
                 first = tuple(_argument_word(one, known) for one in node.elts[:MOST_LAUNCH])
+                first = (PYTHON, *first[1:]) if _PYTHON.fullmatch(first[0] if first else "") else first
                 if any(first[: len(one)] == one for one in LAUNCHES if len(one) > 1):
                     parts = [*node.elts, *grown.get(id(node), ())]
                     words = [_argument_word(one, known) for one in parts]
@@ -205,4 +249,6 @@ def _argument_word(node: ast.AST, known: Mapping[str, Any]) -> str:
     if isinstance(value, str):
         return value
     path = attribute_path(node) if isinstance(node, ast.expr) else []
+    if path == ["sys", "executable"]:
+        return PYTHON
     return str(value) if isinstance(value, int | float) else f"${{{'_'.join(path) or UNTOLD}}}"

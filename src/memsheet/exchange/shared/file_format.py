@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
 from memsheet.frozen import dataclass, field
+from memsheet.patterns import late_pattern
 from memsheet.sheet import Instant
 
 if TYPE_CHECKING:
@@ -313,6 +314,7 @@ def read_format_values(form: Format, values: Values) -> Read:
     by_default: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
     firm: set[str] = set()
+    open_counts: dict[str, str] = {}
     for at, row in rows.items():
         value = values.get(at)
         if value == AUTO and row.auto is not None:
@@ -336,6 +338,9 @@ def read_format_values(form: Format, values: Values) -> Read:
             if taken and said:
                 assumed.append(line := f"{at} = {_value_text(value)} ({form.tested}'s default)")
                 by_default[line] = said
+            if counts := _open_counts(said):
+                said = {key: held for key, held in said.items() if key not in counts}
+                open_counts[at] = ", ".join(counts.values())
             problems += _invalid_count_problems(at, said)
             request.update(said)
             firm |= set() if taken else said.keys()
@@ -354,6 +359,7 @@ def read_format_values(form: Format, values: Values) -> Read:
         for at, held in values.items()
         if at in rows and (held == UNSET or held in rows[at].decides)
     ]
+    unmodelled += [(at, f"{held} (left to whoever starts it)") for at, held in open_counts.items()]
     unmodelled += [
         (at, f"{held} (the sheet is of {row.instead})")
         for at, row in rows.items()
@@ -381,6 +387,16 @@ def read_format_values(form: Format, values: Values) -> Read:
         assumed=tuple(assumed),
         problems=tuple(problems),
     )
+
+
+OPEN_COUNT = late_pattern(r"\s*(?:\$\{?\w+\}?|\{\{.*\}\}|<.*>)\s*")
+"""A place of a template, in which whoever starts the job puts a count."""
+
+
+def _open_counts(said: Mapping[str, Any]) -> dict[str, str]:
+    """Counts of a request that are places of a template."""
+    held = ((key, value) for key, value in said.items() if key in COUNTS and isinstance(value, str))
+    return {key: value.strip() for key, value in held if OPEN_COUNT.fullmatch(value)}
 
 
 def _is_open_list(value: Any) -> bool:

@@ -46,7 +46,9 @@ def model_loads(module: Module) -> tuple[Tree | None, dict[str, Any]]:
         if LOADS.search(held[WHOLE]) and not WRAPS.search(held[WHOLE])
     ][:MOST_LOADS]
     trained = _trained_names(module)
-    own = next((held for held, names in loads if names & trained), None)
+    ours = [held for held, names in loads if names & trained]
+    before = (held for held in ours if not _comes_after(module, held))  # what is saved is loaded by its name
+    own = next(before, ours[0] if ours else None)
     first = own or next((held for held, names in loads if not any(map(BESIDE.search, names))), None)
     if first is None:
         return None, {}

@@ -47,6 +47,8 @@ MODULES = {
 }  # fmt: skip
 MODULE_FLAGS = ("-m", "--module")
 """Of python, torchrun, accelerate and deepspeed: what they start is a module by its name."""
+LIKE_TORCHRUN = ("hyperpodrun",)
+"""Launchers that take torchrun's flags (aws/sagemaker-hyperpod-elastic-agent README)."""
 METHODS = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
 """Commands of ``trl`` that train (huggingface/trl f2cd577 trl/cli)."""
 ENDS, WRITES = ("<", "|"), (">", "&>", "1>", "2>")
@@ -243,6 +245,8 @@ def find_launcher(words: Sequence[str]) -> tuple[str, int] | None:
             return base, at + 1
         if base in (TORCHRUN, DEEPSPEED):
             return base, at + 1
+        if base in LIKE_TORCHRUN:
+            return TORCHRUN, at + 1
         if base == TORCHX:
             return TORCHX, at + 1
         if base.startswith(PYTHON) and then[:1] == ["-m"] and then[-1] in MODULES:

@@ -33,16 +33,24 @@ from memsheet.exchange.shared.launched_script import (
 )
 from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.read_only_rows import positive_count
-from memsheet.exchange.shared.role_names import command_values, role_value
+from memsheet.exchange.shared.role_names import command_values, role_value, task_of_script
 from memsheet.exchange.shared.row_lengths import example_length
-from memsheet.exchange.shared.trainer_script import ABSENT, OWN_SCRIPT, SCRIPT, UNREAD_FLAGS
+from memsheet.exchange.shared.script_defaults import NAMED_SETTINGS
+from memsheet.exchange.shared.trainer_script import (
+    ABSENT,
+    OWN_SCRIPT,
+    OWN_TRAINER,
+    SCRIPT,
+    UNREAD_FLAGS,
+    own_trainers,
+)
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
-    from memsheet.exchange.shared.loop_commands import command_loop_values
+    from memsheet.exchange.shared.loop_commands import command_loop_values, is_described
 
 
 NO_TEXTS: Mapping[str, str] = {}
@@ -127,7 +135,8 @@ def launched_reads(
                 return {**reads, f"{name}: {found.script}": read}, ()
             unread = {f"{SCRIPT}.{OWN_SCRIPT}": UNTOLD if text else ABSENT}
         else:
-            unread = {}
+            own_trainer = own_trainers(text)
+            unread = {f"{SCRIPT}.{OWN_TRAINER}": own_trainer} if own_trainer else {}
         told = {PROGRAM: found.script.rpartition("/")[2]} if is_key(form, PROGRAM) else {}
         told |= unread
         told |= example_length(found.script, found.arguments) if form.name == "transformers" else {}
@@ -203,12 +212,48 @@ def _by_flag_names(
                 **{f"{name}: {one.launcher}": said for said in _of_launcher(one, own)},
                 f"{name}: {one.script}": read,
             }, ()
-    found = launches[0]
+    told = [one for one in launches if READS_SETTINGS.search(beside.get(one.script, "yaml"))]
+    configured = next((one for one in told if _settings_file(one, beside)), None)
+    found = configured or launches[0]
     words = (*(f"--{at}" for at in found.arguments), *found.left)
     reads = {f"{name}: {found.launcher}": said for said in _of_launcher(found, own)}
+    if configured is not None:
+        given = {NAMED_SETTINGS: _settings_file(configured, beside), f"{SCRIPT}.{OWN_SCRIPT}": BY_SETTINGS}
+        return {**reads, f"{name}: {found.script}": read_format_values(_bare_form(), given)}, ()
     return reads, (
         f"{name}: what {found.script} is given ({', '.join(words)}), which that script alone reads",
     ) if words else ()
+
+
+SETTINGS = ("config", "config_path", "config_file", "cfg", "config_name", "cfg_path")
+READS_SETTINGS = late_pattern(r"yaml|config|parse|hydra", re.IGNORECASE)
+"""What a script's text holds that reads such a file; of a text that nobody has it is granted."""
+BY_SETTINGS = "which is given a file of settings, and whose own text was not understood"
+
+
+def _bare_form() -> Format:
+    """The form of a start that says nothing itself but the file that says the rest, whatever that is."""
+    return replace(
+        find_format(TRL),
+        keys=(),
+        refers=(NAMED_SETTINGS,),
+        known=frozenset({NAMED_SETTINGS}),
+        absent=lambda _: {},
+        moves=None,
+        said={"task": "train"},
+        preferences=lambda _: None,
+    )
+
+
+def _settings_file(found: Launch, beside: Mapping[str, str]) -> str:
+    """The YAML of settings that a training's script is given by a flag, or alone where its text is there;
+    nothing of any other start.
+    """
+    if task_of_script(found.script, found.arguments) != "train":
+        return ""
+    left = found.left if found.script in beside else ()
+    given = (*(found.arguments.get(at) for at in SETTINGS), *left)
+    return next((one for one in given if isinstance(one, str) and one.endswith((".yaml", ".yml"))), "")
 
 
 def _of_one_process(found: Launch, form: Format, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,7 +426,8 @@ def _script_flag_format(found: Launch) -> Format | None:
     if found.launcher == TRL or own or of_trl:
         return trl
     known = [at for at in given if is_key(trainer, trainer.rename(at) if trainer.rename else at)]
-    named = "model_name_or_path" in given or not role_value("model", command_values(found.arguments))
+    flags = command_values(found.arguments)
+    named = "model_name_or_path" in given or not (role_value("model", flags) or is_described(flags))
     if len(known) < LEAST or not trainer.marks & given or not named or not trains:
         return None
     return trl if "use_peft" in given else trainer

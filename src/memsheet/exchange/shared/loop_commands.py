@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, TYPE
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
 from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch
@@ -33,7 +34,9 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
     task = read[LOOP].get("task", "train") if read else task_of_script(found.script, found.arguments)
     model = role_value("model", flags)
     named = model is not None and isinstance(model.value, str)
-    if task is None or not (named or read.get(SCRIPT, {}).get("model")):
+    built = {"model", BUILT} & read.get(SCRIPT, {}).keys()
+    sizes = {} if named or built else _described_keys(flags)
+    if task is None or not (named or sizes or built):
         return {}
     own = {**read.get(LOOP, {}), **_loop_flags(flags, found), "task": task}
     evaluated = flags.get("eval_batch_size")
@@ -48,7 +51,7 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
         own.pop("batch", None)
     if not read:
         own |= {"reads": f"the flags of {found.script}", BY_NAMES: _names_read(flags)}
-    said = {"dtype": UNSAID, **_loading_flags(flags), **read.get(SCRIPT, {})}
+    said = {"dtype": UNSAID, **sizes, **_loading_flags(flags), **read.get(SCRIPT, {})}
     if model is not None and named:
         said["model"] = model.value
     return {LOOP: own, SCRIPT: said, **{at: held for at, held in read.items() if at not in (LOOP, SCRIPT)}}
@@ -84,9 +87,62 @@ def _loop_flags(flags: Mapping[str, Told], found: Launch) -> dict[str, Any]:
     return {**made, **files, **_launcher_wrap(found, flags)}
 
 
+SIZES = {
+    "layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads", "groups": "num_key_value_heads", "inner": "intermediate_size",
+    "vocabulary": "vocab_size",
+}  # fmt: skip
+"""Roles by the words of transformers' configurations."""
+LEAST_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+OF_FAMILY = {
+    "llama": "llama", "mistral": "mistral", "mixtral": "mixtral", "qwen2": "qwen2", "qwen3": "qwen3",
+}  # fmt: skip
+"""Families whose configurations have those words; another, or none, is taken for Llama's."""
+
+
+def is_described(flags: Mapping[str, Told]) -> bool:
+    """Whether flags say the sizes of a model and no model."""
+    return role_value("model", flags) is None and bool(_described_keys(flags))
+
+
+def _described_keys(flags: Mapping[str, Told]) -> dict[str, Any]:
+    """The model that flags describe by its sizes, with those that none of them says."""
+    told = {own: role_value(role, flags) for role, own in SIZES.items()}
+    said = {own: held.value for own, held in told.items() if held is not None and type(held.value) is int}
+    if not all(at in said for at in LEAST_SIZES):
+        return {}
+    family = role_value("family", flags)
+    word = str(family.value if family is not None else "").lower()
+    kind = next((name for name in OF_FAMILY if word.startswith(name)), "")
+    left = [own for own in SIZES.values() if own not in said]
+    length = role_value("length", flags)
+    if length is not None and type(length.value) is int:  # rows as long as the model is made for
+        said["max_position_embeddings"] = length.value
+    left += [] if kind else [f"family (the layers are Llama's{f', not those of {word}' * bool(word)})"]
+    return {
+        BUILT: {**said, TYPE: OF_FAMILY.get(kind, "llama")},
+        **({OPEN_SIZES: ", ".join(left)} if left else {}),
+    }
+
+
+FULL, HALF, NONE = "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"
+STRATEGIES = {"full": FULL, "full_shard": FULL, "hybrid_shard": FULL, "hybrid": FULL, "shard_grad_op": HALF, "no_shard": NONE, "ddp": NONE}  # fmt: skip
+"""Words of flags that say how FSDP divides (torch/distributed/fsdp/api.py, ShardingStrategy)."""
+
+
+def _sharding_flags(flags: Mapping[str, Told]) -> dict[str, Any]:
+    """FSDP, where a flag says that the states are divided by it."""
+    told = role_value("shards", flags)
+    if told is None or told.value in (False, 0, "", UNSET):
+        return {}
+    strategy = STRATEGIES.get(str(told.value).lower(), FULL)
+    return {"wrap": "fsdp1", "strategy": strategy}
+
+
 def _launcher_wrap(found: Launch, flags: Mapping[str, Told]) -> dict[str, Any]:
     if found.launcher == DEEPSPEED or any(at in flags for at in FILES):
         return {"wrap": DEEPSPEED_WRAP}
+    if divided := _sharding_flags(flags):
+        return divided
     return (
         {"wrap": {ACCELERATE: "accelerate", TORCHRUN: "ddp"}[found.launcher]}
         if found.launcher in (ACCELERATE, TORCHRUN)

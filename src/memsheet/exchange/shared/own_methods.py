@@ -36,6 +36,12 @@ GROUPS, _PAIRS = "num_generations", late_pattern(r"^chosen|^rejected")
 """Answers to one prompt that are judged together: where nothing says the method, it is taken for the one that
 most people train so (huggingface/trl f2cd577 trl/trainer/grpo_config.py; RLOO has the same key).
 """
+GROUP_NAMES = ("rollout_n", "num_rollouts", "n_rollouts")
+"""How people call the answers to one prompt otherwise."""
+PAIR_LOSSES = frozenset({"sigmoid", "hinge", "exo_pair", "nca_pair", "robust", "sppo_hard", "aot", "aot_pair", "apo_zero", "apo_down", "discopop"})  # fmt: skip
+"""Losses of pairs that only preferences have: where nothing says the method, it is taken for the one that
+holds most, with a frozen copy (huggingface/trl f2cd577 trl/trainer/dpo_config.py: loss_type).
+"""
 _FURTHER_MODELS = late_pattern(r"^critic|^teacher|^student|^value_(?:model|function)|reward_model")
 REFERENCE = late_pattern(r"^ref(?:erence)?(?:_|$)")
 """Groups and keys of the frozen copy."""
@@ -57,7 +63,7 @@ def method_told(names: Iterable[str], words: Iterable[tuple[str, str]]) -> str:
 
     Raises OtherTrainingError where it trains several models, by several methods, or by one that is not told.
     """
-    names = [*names]
+    names, words = [*names], [*words]
     found = [one[1] for name in names if (one := _METHOD.search(name))]
     for key, word in words:
         if word in KNOWN or word in OTHERS:
@@ -67,8 +73,14 @@ def method_told(names: Iterable[str], words: Iterable[tuple[str, str]]) -> str:
     methods = {KNOWN.get(one, "") for one in found}
     if len(methods) > 1 or "" in methods or any(_FURTHER_MODELS.search(name) for name in names):
         raise OtherTrainingError
-    if not methods and GROUPS in names and not any(_PAIRS.search(name) for name in names):
+    if (
+        not methods
+        and not {GROUPS, *GROUP_NAMES}.isdisjoint(names)
+        and not any(_PAIRS.search(name) for name in names)
+    ):
         return "GRPO"
+    if not methods and "beta" in names and any(("loss_type", word) in words for word in PAIR_LOSSES):
+        return "DPO"
     if not methods and any(_OF_ONE.search(name) for name in names):
         raise OtherTrainingError
     return next(iter(methods), "")
@@ -81,6 +93,8 @@ def method_values(method: str, said: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not method:
         return {}
+    group = next((said[at] for at in (GROUPS, *GROUP_NAMES) if at in said), None)
+    said = {**said, GROUPS: group} if group is not None else said
     asked = {SWITCH: True, **said} if SHARE in said or MODE in said else dict(said)
     share = trl_colocated_share(asked)
     length = both_parts(said)

@@ -24,6 +24,7 @@ from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
+    from memsheet.catalog import find_model
     from memsheet.exchange.shared.config_references import with_references
     from memsheet.exchange.shared.flag_words import plain_value
 
@@ -139,7 +140,7 @@ def own_settings(tree: Any, is_argument: Callable[[str], bool]) -> Mapping[str, 
         return None
     adapter = [leaf for leaf in own if any(_ADAPTER.search(group) for group in leaf.groups)]
     rest = [leaf for leaf in own if leaf not in adapter]
-    trained_own = [leaf for leaf in rest if leaf.trains]
+    trained_own = [leaf for leaf in rest if leaf.trains] or [leaf for leaf in rest if not leaf.groups]
     arguments = {
         leaf.key: leaf.value
         for leaf in sorted(rest, key=lambda leaf: leaf.trains)  # a training's own, where several say it
@@ -268,10 +269,10 @@ def _deepspeed_values(tree: Mapping[Any, Any], depth: int = 0) -> Mapping[str, A
 
 
 def _trains_a_batch(leaves: list[Leaf]) -> bool:
-    """Whether a group says the Trainer's batch by its name, or a training's by another."""
+    """Whether a group says the Trainer's batch by its name, or a training's or the top by another."""
     if any(leaf.key == BATCH and _is_count(leaf.value) for leaf in leaves):
         return True
-    trained = {leaf.key for leaf in leaves if leaf.trains or _of_optimizer(leaf)}
+    trained = {leaf.key for leaf in leaves if leaf.trains or _of_optimizer(leaf) or not leaf.groups}
     names = SPELLINGS[BATCH]
     return not trained.isdisjoint(names) and all(not trained.isdisjoint(each) for each in TRAINED_BY)
 
@@ -310,7 +311,10 @@ def names_several(leaves: list[Leaf]) -> bool:
 
 def _surest_names(leaves: list[Leaf], names: tuple[str, ...]) -> list[str]:
     def is_name(value: Any) -> bool:
-        return isinstance(value, str) and _HUB_ID.fullmatch(value.strip()) is not None
+        if not isinstance(value, str):
+            return False
+        name = value.strip()
+        return _HUB_ID.fullmatch(name) is not None or find_model(name.lower()) is not None
 
     of_group = [leaf for leaf in leaves if leaf.groups and _MODEL.search(leaf.groups[-1])]
     for held, keys in ((leaves, names), (of_group, IN_MODEL_GROUP)):

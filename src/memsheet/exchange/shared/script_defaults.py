@@ -32,7 +32,10 @@ def of_the_script(
     return (*_microbatch_remarks(request), *_open_precision_remarks(reads, told))
 
 
+NAMED_SETTINGS = "settings"
+"""Where a start of people's own has the file of settings that its script is given."""
 KINDS = {
+    NAMED_SETTINGS: "transformers",
     "config_file": "accelerate",
     "config": "trl",
     "--config": "vllm",
@@ -86,10 +89,16 @@ def absent_files(reads: Mapping[str, Read]) -> list[str]:
         value
         for read, kind, value in named
         if isinstance(value, str)
+        and not any(_is_file(at, value) for at, other in reads.items() if other is not read)
         and not any(
             other.form.name == kind and other is not read and not other.shipped for other in reads.values()
         )
     ]
+
+
+def _is_file(at: str, value: str) -> bool:
+    """Whether a read's name is that of the file that is named, and of no part of it."""
+    return at.rpartition("/")[2] == value.rpartition("/")[2]
 
 
 def _microbatch_remarks(request: Mapping[str, Any]) -> Iterator[str]:

@@ -32,13 +32,36 @@ from memsheet.patterns import late_pattern
 CHART = "requestGPU"
 DOWNLOADED = "/data"
 """Where vLLM's own chart mounts what ``extraInit.s3modelpath`` names."""
-_MARKS = ("servingEngineSpec", "repository", "LLMInferenceService", "InferenceService")
+_MARKS = (
+    "servingEngineSpec",
+    "repository",
+    "LLMInferenceService",
+    "InferenceService",
+    "VLLMRuntime",
+    "kubeai.org",
+    "resourceProfile",
+)
 _CAMEL = late_pattern(r"(?<=[a-z0-9])(?=[A-Z])")
 CHART_OPTIONS = (
     "enableChunkedPrefill", "enablePrefixCaching", "maxModelLen", "dtype", "tensorParallelSize", "maxNumSeqs", "gpuMemoryUtilization", "maxLoras",
     "runner", "convert",
 )  # fmt: skip
 """Keys of ``vllmConfig`` that the chart makes flags of; ``extraArgs`` come as they are."""
+CACHED_ELSEWHERE = ["--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1"}']
+"""What the chart and the operator add where LMCache is on (helm/templates/deployment-vllm-multi.yaml:204-214;
+vllmruntime_controller.go:564).
+"""
+RUNTIME_OPTIONS = {
+    "enableLoRA": ("--enable-lora", None), "enableChunkedPrefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
+    "enablePrefixCaching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
+}  # fmt: skip
+RUNTIME_SIZES = {
+    "maxModelLen": "--max-model-len", "dtype": "--dtype", "tensorParallelSize": "--tensor-parallel-size", "maxNumSeqs": "--max-num-seqs",
+    "gpuMemoryUtilization": "--gpu-memory-utilization", "maxLoras": "--max-loras",
+}  # fmt: skip
+"""What the operator makes of an object's switches, on and off, and of its sizes where they are no zero
+(vllm-project/production-stack a6c01db0 operator/internal/controller/vllmruntime_controller.go:442-512).
+"""
 PARALLEL_OPTIONS = {
     "tensor": "--tensor-parallel-size", "pipeline": "--pipeline-parallel-size", "data": "--data-parallel-size",
     "dataLocal": "--data-parallel-size-local", "expert": "--enable-expert-parallel",
@@ -63,6 +86,7 @@ def chart_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> lis
     runtimes = {_name_of(tree): tree for tree in trees if tree.get("kind") in RUNTIMES}
     for tree in trees:
         found += [*_values_servers(tree), *_image_server(tree), *_service_servers(tree, runtimes)]
+        found += [*_catalog_servers(tree)]
     return found
 
 
@@ -76,6 +100,7 @@ def _values_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
         options = _mapping(model.get("vllmConfig"))
         flags = [_flag(_kebab(key), options[key]) for key in CHART_OPTIONS if _is_option(options.get(key))]
         flags += ["--enable-lora"] if model.get("enableLoRA") is True else []
+        flags += CACHED_ELSEWHERE if _mapping(model.get("lmcacheConfig")).get("enabled") is True else []
         words = ["vllm", "serve", model["modelURL"], *flags, *scalar_list(options.get("extraArgs"))]
         image = f"{model.get('repository')}:{model.get('tag')}"
         limits = {"limits": {GPU: model.get(CHART)}}
@@ -168,6 +193,10 @@ def _service_servers(
                 own = containers[0] if containers else {}
                 command = ["vllm", "serve", model, *flags, *more]
                 yield _container_server(name, {**own, "command": command})
+        case "VLLMRuntime":
+            yield from _runtime_object(name, spec)
+        case "Model" if str(tree.get("apiVersion")).startswith("kubeai.org/"):
+            yield from _profiled_model(name, spec)
         case "InferenceService":
             held = _mapping(_mapping(spec.get("predictor")).get("model"))
             container = _runtime_container(name, held, runtimes)
@@ -186,6 +215,55 @@ def _service_servers(
                 yield _container_server(name, container)
         case _:
             return
+
+
+def _runtime_object(name: str, spec: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """The container that the production stack's operator makes of its own object; in the objects' first
+    versions the server's options stood beside the model.
+    """
+    model, options = _mapping(spec.get("model")), _mapping(spec.get("vllmConfig")) or spec
+    if not isinstance(model.get("modelURL"), str):
+        return
+    said = {**model, **{at: held for at, held in options.items() if at not in model}}
+    flags = [on if said.get(at) is True else off for at, (on, off) in RUNTIME_OPTIONS.items()]
+    sizes = [f"{flag}={said[at]}" for at, flag in RUNTIME_SIZES.items() if said.get(at) not in (None, "", 0)]
+    sizes += CACHED_ELSEWHERE if _mapping(spec.get("lmCacheConfig")).get("enabled") is True else []
+    words = ["vllm", "serve", model["modelURL"], *filter(None, flags), *sizes]
+    cards = _mapping(_mapping(spec.get("deploymentConfig")).get("resources")).get("gpu")
+    container = {
+        "command": [*words, *scalar_list(options.get("extraArgs"))],
+        "env": options.get("env"),
+        "resources": {"limits": {GPU: cards}},
+    }
+    yield _container_server(name, container)
+
+
+def _profiled_model(name: str, spec: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """The pod that KubeAI makes of a model for vLLM on cards; its profile's name counts them, one each as the
+    chart has its profiles (kubeai-project/kubeai f442a2cd internal/modelcontroller/engine_vllm.go:15-62,
+    charts/kubeai/values.yaml: resourceProfiles).
+    """
+    scheme, _, model = str(spec.get("url") or "").partition("://")
+    profile, _, count = str(spec.get("resourceProfile") or "").rpartition(":")
+    if str(spec.get("engine")).upper() != "VLLM" or not model or "gpu" not in profile:
+        return
+    own = model.partition("?")[0] if scheme == "hf" else f"{scheme}://{model}"
+    held = spec.get("env")
+    container = {
+        "command": ["vllm", "serve", own],
+        "args": [*scalar_list(spec.get("args")), *(["--enable-lora"] if spec.get("adapters") else [])],
+        "env": [{"name": at, "value": told} for at, told in held.items()]
+        if isinstance(held, Mapping)
+        else None,
+        "resources": {"limits": {GPU: count}},
+    }
+    yield _container_server(name, container)
+
+
+def _catalog_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """Models of KubeAI in the values of its chart of models."""
+    for name, held in _mapping(tree.get("catalog")).items():
+        yield from _profiled_model(str(name), _mapping(held))
 
 
 def _environment_words(container: Mapping[str, Any]) -> list[str]:

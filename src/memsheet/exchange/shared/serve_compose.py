@@ -16,6 +16,10 @@ from memsheet.guard import parse_yaml
 from memsheet.patterns import late_pattern
 
 DEVICES = "deploy.resources.reservations.devices"
+BESIDE_RUNTIME = f"{DEVICES} (beside runtime: nvidia)"
+"""Compose before 1.28 leaves out what is under ``deploy``, and the runtime then gives all cards
+(docs.docker.com/compose/how-tos/gpu-support, Use of service runtime property from Compose v2.3 format).
+"""
 _SERVICES = late_pattern(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
 _VARIABLE = late_pattern(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
 
@@ -33,7 +37,7 @@ def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
     held = services if isinstance(services, Mapping) else {}
     containers = {str(at): _service_container(one) for at, one in held.items() if isinstance(one, Mapping)}
     return [
-        NamedServer(at, line, one["gpus"], DEVICES, together=True)
+        NamedServer(at, line, one["gpus"], BESIDE_RUNTIME if one["runtime"] else DEVICES, together=True)
         for at, one in containers.items()
         if starts_a_server(line := command_line(one, _quote_compose_word))
     ]
@@ -51,6 +55,7 @@ def _service_container(service: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "image": service.get("image"), "command": _shell_words(service.get("entrypoint")), "args": _shell_words(service.get("command")),
         "env": list(_service_env_entries(service.get("environment"))), "gpus": _reserved_gpu_count(service),
+        "runtime": service.get("runtime") == "nvidia",
     }  # fmt: skip
 
 

@@ -168,7 +168,8 @@ def pod_containers(tree: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
         if key == "containers" and isinstance(held, list):
             yield from (one for one in held if isinstance(one, Mapping))
         else:
-            yield from pod_containers(held, depth + 1)
+            groups = held if isinstance(held, list) else [held]  # tasks, replicas of a kind
+            yield from (found for one in groups[:MOST] for found in pod_containers(one, depth + 1))
 
 
 def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | None = None) -> str:

@@ -63,6 +63,8 @@ ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"], IMAGES["tei"])
 """Images that take the flags alone."""
 COPIED = late_pattern(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
 """Copies of images that clouds keep under names of their own."""
+MIRRORED = late_pattern(r"(?:[\w.-]+(?::\d+)?/)+vllm-openai(?=[:@]|$)")
+"""vLLM's own image in a registry of somebody's own, by the end of its name."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
 _VARIABLE = late_pattern(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(\w+))")
 _ASSIGNED = late_pattern(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -305,9 +307,40 @@ def server_flags_index(
             sure = started and (len(launch) > 1 or _is_program_started(words, place))
             if sure and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
                 return at + len(launch)
+    if (entered := _entered_flags_index(words, launches)) is not None:
+        return entered
     wanted = frozenset(filter(None, images))  # each with its owner's name before a slash
     named = (at + 1 for at, word in enumerate(words) if "/" in word and named_image(word) in wanted)
     return next((start for start in named if not _is_shell(words[start : start + 1])), None)
+
+
+ENTRYPOINT = "--entrypoint"
+"""Of a container's start: the program that is run in the place of the image's own (docker-run(1))."""
+
+
+def _entered_flags_index(words: Sequence[str], launches: Iterable[tuple[str, ...]]) -> int | None:
+    """Where the flags begin of a server that a container is entered by, with the rest of its launch behind
+    the image (``docker run --entrypoint vllm IMAGE serve MODEL``).
+    """
+    at, entry = next(
+        (
+            (at, word.partition("=")[2] or "".join(words[at + 1 : at + 2]))
+            for at, word in enumerate(words)
+            if word.partition("=")[0] == ENTRYPOINT
+        ),
+        (0, ""),
+    )
+    own = entry.rpartition("/")[2]
+    for launch in launches if own else ():
+        rest = launch[1:]
+        if not rest or not (own == launch[0] or (launch[0] == "python" and own.startswith("python"))):
+            continue
+        starts = (
+            place for place in range(at + 1, len(words)) if tuple(words[place : place + len(rest)]) == rest
+        )
+        if (start := next(starts, None)) is not None:
+            return start + len(rest)
+    return None
 
 
 @lru_cache(maxsize=16)
@@ -363,6 +396,8 @@ def named_image(word: str) -> str:
     """An image's name without its tag and the hub's own name; of a cloud's copy, whose it is."""
     if COPIED.search(word):
         return IMAGES["tgi"]
+    if found := MIRRORED.match(word):
+        return IMAGES["vllm"] if found[0].count("/") else word
     return word.partition("@")[0].partition(":")[0].removeprefix("docker.io/")
 
 
@@ -373,6 +408,9 @@ def pinned_release(package: str, words: Iterable[str]) -> str | None:
     image, found = IMAGES[package], None
     for word in words:
         told = re.fullmatch(rf"(?:[\w.:-]+/)*{re.escape(image)}:{_NUMBER}(?:[-@].*)?", word)
+        told = told or (
+            re.fullmatch(rf"{MIRRORED.pattern}:{_NUMBER}(?:[-@].*)?", word) if package == "vllm" else None
+        )
         told = told or re.fullmatch(
             rf"(?:[\w./-]+=)?{package}(?:\[[\w,-]*\])?(?:==|@){_NUMBER}(?:\+.*)?", word
         )

@@ -40,6 +40,7 @@ from memsheet.exchange.shared.python_config import (
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
+from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import constant_values, flag_values, given_texts, role_value
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
@@ -115,6 +116,27 @@ PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training"
 """The second before peft 0.10 (src/peft/utils/other.py)."""
 WIDTHS = ("load_in_4bit", "load_in_8bit")
 PARSERS = ("HfArgumentParser", "TrlParser")
+TRAINER_WORDS = late_pattern(r"\b[A-Z]\w*Trainer\b")
+MOST_TRAINERS = 4
+OWN_TRAINER = "own_trainer"
+"""That what trains is a class of somebody's own."""
+_DEFINED = late_pattern(r"class\s+(\w+)\(([^()]*)\)")
+
+
+def own_trainers(text: str) -> str:
+    """Trainers that a script takes from elsewhere and that are none of the libraries', by their names; a
+    class of its own that stands on one of theirs is read where it is.
+    """
+    found = dict.fromkeys(name for name in TRAINER_WORDS.findall(text) if name not in TRAINERS)
+    for name, bases in _DEFINED.findall(text):
+        if not found.keys().isdisjoint({name}) and any(
+            base in TRAINERS for base in TRAINER_WORDS.findall(bases)
+        ):
+            found.pop(name)
+    taken = [name for name in found if f"{name}(" in text or f"= {name}" in text or f"else {name}" in text]
+    return ", ".join(taken[:MOST_TRAINERS])
+
+
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 OF_TRAINER = "of_trainer"
 """Models that a trainer of a method is given beside the one that it trains."""
@@ -198,6 +220,7 @@ def arguments_of(
     taken = {at: flag for at, flag in taken.items() if said.get(at) in (UNSET, flag.default)}
     said |= {at: flag.default for at, flag in taken.items()}
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
+    own |= _given_to_trainer(module) if name == SFT else {}
     own, said = _without_unmade_cut(text, own or _older_trainer_keys(module), said)
     beside_it = _models_beside(module) if own.get("method") else {}
     said = {key: value for key, value in said.items() if key not in own}
@@ -247,6 +270,7 @@ def arguments_of(
     beside |= {
         **({OWN_FIELDS: fields} if fields else {}),
         **_several_trainings_key(made),
+        **({OWN_TRAINER: trainers} if (trainers := own_trainers(text)) else {}),
         **({} if UNMADE in beside else adapters_over_bits(beside)),
     }
     beside |= {OF_TRAINER: beside_it} if beside_it else {}
@@ -483,6 +507,18 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
         **left,
         **({"max_length": whole} if isinstance(whole, int) else usual),
         **({COLOCATED: share} if share is not None else {}),
+    }
+
+
+def _given_to_trainer(module: Module) -> dict[str, Any]:
+    """What TRL's trainer is given beside its configuration, before which it goes (huggingface/trl v0.12.0
+    trl/trainer/sft_trainer.py:206-217, 299-303).
+    """
+    given = next(named_calls(module, (SFT_TRAINER,), local=True), {})
+    length, packs = given.get("max_seq_length"), given.get("packing")
+    return {
+        **({"max_length": positive_count(length) or UNSET} if length is not None else {}),
+        **({"packing": packs} if packs is not None else {}),
     }
 
 

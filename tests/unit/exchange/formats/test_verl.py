@@ -227,3 +227,64 @@ def test_stages_that_a_script_divides_itself_are_told() -> None:
     assert list(checked.answer.plan.layers_per_stage or ()) == [11, *[12] * 6, 11]
     assert "the sheet is of layers_per_stage = 11,12" in checked.doubt
     assert checked.result is Result.UNCERTAIN
+
+
+EASY = "python3 -m verl.trainer.main worker.actor.model.model_path=Qwen/Qwen2.5-7B-Instruct "
+EASY_FILE = """data: {max_prompt_length: 2048, max_response_length: 1024}
+worker:
+  actor:
+    global_batch_size: 64
+    micro_batch_size_per_device_for_update: 2
+    model: {model_path: Qwen/Qwen2.5-VL-3B-Instruct}
+    optim: {strategy: adamw}
+  rollout: {n: 4, tensor_parallel_size: 1}
+trainer: {nnodes: 1, n_gpus_per_node: 8}
+"""
+
+
+def test_places_of_a_fork_are_read_as_those_they_come_to() -> None:
+    found = request_of(
+        f"{EASY} worker.actor.micro_batch_size_per_device_for_update=2 worker.actor.global_batch_size=64 "
+        "worker.rollout.n=4 trainer.n_gpus_per_node=4 data.max_prompt_length=1024 "
+        "data.max_response_length=1024"
+    )
+    asked = (
+        "@model",
+        "@gpus",
+        "engine",
+        "zero",
+        "microbatch",
+        "seq_len",
+        "@accumulation",
+        "precision.parameters",
+    )
+    wanted = ("Qwen/Qwen2.5-7B-Instruct", 4, "fsdp1", 3, 2, 2048, 32, "fp32")
+    assert tuple(found[at] for at in asked) == wanted
+    assert (found["optimizer.name"], found["optimizer.implementation"]) == ("adamw", "fused")
+    assert "EasyR1" in str(found["not modelled further arguments"])
+
+
+def test_a_file_of_the_fork_says_the_rest_and_its_words_go_before(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(EASY_FILE)
+    alone = memsheet.check(str(tmp_path / "config.yaml"), gpus="8xH100-80GB").answer
+    assert alone is not None
+    assert alone.plan.workload.microbatch == 2
+    (tmp_path / "run.sh").write_text(
+        f"{EASY} config=config.yaml worker.actor.micro_batch_size_per_device_for_update=1\n"
+    )
+    read = memsheet.check(str(tmp_path / "run.sh"), gpus="8xH100-80GB")
+    assert read.answer is not None
+    assert read.answer.model.name == "qwen2.5-7b"
+    work = read.answer.plan.workload
+    assert (work.microbatch, work.seq_len) == (1, 3072)
+
+
+def test_an_optimizer_that_the_fork_alone_has_is_told() -> None:
+    found = request_of(f"{EASY} worker.actor.optim.strategy=adamw_bf16")
+    assert "adamw_bf16" in str(found["not modelled further arguments"])
+
+
+@pytest.mark.parametrize("program", ["training.verl.main_grpo", "mine.main_ppo_tools", "mine.main_dapo"])
+def test_programs_of_others_that_are_called_as_verls_are_read(program: str) -> None:
+    found = request_of(START.replace("verl.trainer.main_ppo", program) + f"{MICRO}=4 +x.verl=1")
+    assert (found["@model"], found["microbatch"]) == ("Qwen/Qwen2.5-7B-Instruct", 4)

@@ -17,6 +17,9 @@ SAID: dict[str, dict[str, Any]] = {
     "image: vllm/vllm-openai:v0.10.0\nmodel: a/b-7B\nextraArgs:\n- --max-model-len=4096\n- --gpu-memory-utilization\n- '0.8'\n": {
         "@model": "a/b-7B", LENGTH: 4096, SHARE: 0.8, "engine_version": "0.10.0",
     },
+    "modelName: a/b-7B\nimage: {repository: registry.example.com:5000/mine/vllm-openai, tag: v0.11.2}\nextraArgs: [--tensor-parallel-size, '2']\n": {
+        "@model": "a/b-7B", "mesh.tp": 2, "engine_version": "0.11.2",
+    },
     "vllm:\n  image: vllm/vllm-openai:v0.10.0\n  model: {name: a/b-7B}\n  args: {max-model-len: 4096}\n": {"@model": "a/b-7B", LENGTH: 4096},
     "image: {repository: ghcr.io/huggingface/text-generation-inference, tag: 3.3.4}\nmodel: a/b-7B\nargs: [--max-total-tokens, '4096']\n": {
         "@model": "a/b-7B", LENGTH: 4096,

@@ -78,3 +78,25 @@ def test_older_releases_quantize_once_all_weights_are_loaded(release: str, strea
         linear = 80 * (2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672)  # of its config.json
         assert loading.largest.low == linear
         assert linear < loading.largest.high < linear * 1.01
+
+
+BESIDE = {
+    "judge = RewardModel('org/Judge-8B')\n": "org/Judge-8B", "path = 'org/PRM-8B-Data'\nprm = Scorer(path)\n": "org/PRM-8B-Data",
+    "m = AutoModelForSequenceClassification.from_pretrained(path)\n": "a model of AutoModelForSequenceClassification",
+    "m = AutoModel.from_pretrained('org/e-1.5b')\n": "org/e-1.5b",
+}  # fmt: skip
+NONE_BESIDE = (
+    "t = AutoTokenizer.from_pretrained('org/Other-8B')\n", "c = OpenAI(model='org/Judge-8B')\n", "m = AutoModel.from_pretrained('org/e-1.5b', device_map='cpu')\n",
+    "w = Wrapper('Qwen/Qwen3-8B')\n", "p = SamplingParams(0.0)\n",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("more", BESIDE)
+def test_a_model_that_a_script_loads_beside_its_engine_is_told(more: str) -> None:
+    told = dict(read_text("run.py", MADE % "" + more, PARSERS).unmodelled)
+    assert told["models_beside"] == f"{BESIDE[more]}, loaded on the same cards"
+
+
+@pytest.mark.parametrize("more", NONE_BESIDE)
+def test_what_loads_no_model_on_its_cards_is_none_beside(more: str) -> None:
+    assert "models_beside" not in dict(read_text("run.py", MADE % "" + more, PARSERS).unmodelled)

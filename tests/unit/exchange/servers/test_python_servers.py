@@ -229,3 +229,15 @@ def test_a_constant_is_a_flags_default_and_an_object_has_the_flags() -> None:
 def test_a_model_that_a_script_asks_for_is_asked_for_by_name() -> None:
     found = python(ASKS.format(default="None"))
     assert "base_model" in unnamed_words({"a.py": found})
+
+
+@pytest.mark.parametrize("program", ["'python'", "'python3'", "'/usr/bin/python3.11'", "sys.executable"])
+@pytest.mark.parametrize("module", ["vllm.entrypoints.openai.api_server", "sglang.launch_server"])
+def test_a_list_of_words_starts_a_server_by_its_module(program: str, module: str) -> None:
+    flag, length = (
+        ("--model", "--max-model-len") if "vllm" in module else ("--model-path", "--context-length")
+    )
+    words = f"[{program}, '-m', '{module}', '{flag}', MODEL, '{length}', '4096']"
+    text = f"import subprocess, sys\nMODEL = '{MODEL}'\ndef serve():\n    subprocess.Popen({words})\n"
+    found = python(text)
+    assert (found.request["@model"], found.request[LENGTH]) == (MODEL, 4096)

@@ -256,3 +256,79 @@ def test_variables_of_a_map_beside_a_pod_have_its_values(variables: str, length:
     found = read_text("pod.yaml", CONFIG_MAP % variables, PARSERS)
     assert found.request["@model"] == "Qwen/Qwen3-8B"
     assert found.request["serving.max_model_len"] == length
+
+
+RUNTIME_OBJECT = """apiVersion: production-stack.vllm.ai/v1alpha1
+kind: VLLMRuntime
+metadata: {name: served}
+spec:
+  model: {modelURL: a/b-7B, enableLoRA: true, maxModelLen: 4096, dtype: bfloat16, maxNumSeqs: 32}
+"""
+OPTIONS = "tensorParallelSize: 2, gpuMemoryUtilization: '0.8', maxLoras: 4, enablePrefixCaching: false, extraArgs: [--max-lora-rank, '32']"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "beside", ["  vllmConfig: {%s}\n  deploymentConfig: {resources: {gpu: '2'}}\n", "  %s\n"]
+)
+def test_an_object_of_the_production_stack_is_the_command_that_its_operator_makes(beside: str) -> None:
+    told = (
+        OPTIONS
+        if "{" in beside
+        else OPTIONS.replace(", ", "\n  ").replace("[--max-lora-rank\n  ", "[--max-lora-rank, ")
+    )
+    read = read_text("runtime.yaml", RUNTIME_OBJECT + beside % told, PARSERS)
+    asked = {
+        at: read.request[at]
+        for at in (
+            "@model",
+            "mesh.tp",
+            "serving.max_model_len",
+            "serving.max_sequences",
+            "serving.memory_fraction",
+        )
+    }
+    assert tuple(asked.values()) == ("a/b-7B", 2, 4096, 32, 0.8)
+    assert read.values["--enable-lora"] is True
+    assert read.values["--max-lora-rank"] == 32
+    assert read.values["--enable-prefix-caching"] is False
+
+
+PROFILED = """apiVersion: kubeai.org/v1
+kind: Model
+metadata: {name: served}
+spec:
+  url: %s
+  engine: VLLM
+  env: {VLLM_ATTENTION_BACKEND: FLASHINFER}
+  args: [--max-model-len=16384, --tensor-parallel-size=2, --kv-cache-dtype=fp8]
+  resourceProfile: %s
+"""
+
+
+@pytest.mark.parametrize(("cards", "short"), [(2, False), (1, True)])
+def test_a_model_of_an_operator_is_served_on_the_cards_of_its_profile(cards: int, short: bool) -> None:
+    read = read_text("model.yaml", PROFILED % ("hf://a/b-7B", f"nvidia-gpu-h100:{cards}"), PARSERS)
+    asked = {at: read.request[at] for at in ("@model", "mesh.tp", "serving.max_model_len")}
+    assert tuple(asked.values()) == ("a/b-7B", 2, 16384)
+    assert any("nvidia.com/gpu gives 1" in str(told) for _, told in read.unmodelled) is short
+
+
+def test_a_model_of_an_operator_on_no_cards_is_none() -> None:
+    with pytest.raises(InputError, match="a kind that is not read"):
+        read_text("model.yaml", PROFILED % ("hf://a/b-7B", "cpu:4"), PARSERS)
+
+
+def test_a_catalogue_of_an_operators_models_has_a_server_each() -> None:
+    text = "catalog:\n" + "".join(
+        f"  {name}: {{engine: VLLM, url: 'hf://a/{name}-7B', args: [--max-model-len=4096], "
+        "resourceProfile: 'nvidia-gpu-l4:1'}\n"
+        for name in ("first", "second")
+    )
+    found = servers_in_text("values.yaml", text, PARSERS["yaml"])
+    assert [one.name for one in found] == ["first", "second"]
+
+
+@pytest.mark.parametrize(("text", "on"), [(RUNTIME_OBJECT, "  lmCacheConfig: {enabled: true}\n"), (CHART, "    lmcacheConfig: {enabled: true}\n")])  # fmt: skip
+def test_a_cache_that_is_kept_elsewhere_too_is_told(text: str, on: str) -> None:
+    told = [read_text("a.yaml", held, PARSERS).unmodelled for held in (text, text + on)]
+    assert [any(at == "--kv-transfer-config" for at, _ in one) for one in told] == [False, True]

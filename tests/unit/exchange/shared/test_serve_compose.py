@@ -160,3 +160,14 @@ def test_values_that_are_more_than_a_plain_text_stay_variables() -> None:
     assert env == {"D": "a"}
     assert with_dotenv_values("services: {a: {command: $$D $D}}", env)[0].endswith("command: $$D a}}")
     assert with_dotenv_values("a: $D", env) == ("a: $D", ())
+
+
+@pytest.mark.parametrize("runtime", ["nvidia", "runc"])
+def test_cards_that_an_older_compose_gives_by_its_runtime_are_no_sure_stop(
+    tmp_path: Path, runtime: str
+) -> None:
+    one = {"image": "vllm/vllm-openai:v0.9.1", "command": VLLM, "runtime": runtime, **devices(count=1)}
+    (tmp_path / "compose.yaml").write_text(yaml.safe_dump({"services": {"vllm": one}}))
+    found = memsheet.check(tmp_path / "compose.yaml", gpus="2xH100-80GB")
+    assert bool(found.stops) is (runtime == "runc")
+    assert any(at == "cards that it is given" for read in found.reads.values() for at, _ in read.unmodelled)

@@ -464,3 +464,25 @@ name = "someone/trained"
 tuned = AutoModelForCausalLM.from_pretrained(name, dtype="bfloat16")
 """)
     assert (found.request["@model"], found.request["precision.parameters"]) == ("Qwen/Qwen3-1.7B", "fp32")
+
+
+@pytest.mark.parametrize(("more", "length"), [("max_seq_length=1512, packing=True", 1512), ("max_seq_length=args.length", None), ("", 1024)])  # fmt: skip
+def test_what_the_trainer_is_given_goes_before_its_configuration(more: str, length: int | None) -> None:
+    text = f'args = SFTConfig("out", per_device_train_batch_size=2)\nSFTTrainer(model=model, args=args, {more})\n'  # fmt: skip
+    assert reading(text).request.get("seq_len") == length
+
+
+RELOADED = """from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B").to("cuda")
+args = SFTConfig("out", per_device_train_batch_size=2)
+trainer = SFTTrainer(model=model, args=args)
+trainer.train()
+model = AutoPeftModelForCausalLM.from_pretrained("out")
+merged = model.merge_and_unload()
+"""
+
+
+def test_what_is_loaded_again_after_the_training_is_not_what_trains() -> None:
+    assert reading(RELOADED).request["@model"] == "meta-llama/Llama-3.2-1B"

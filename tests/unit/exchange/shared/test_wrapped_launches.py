@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import memsheet
+from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.plain_shell import plain_script
@@ -85,3 +89,118 @@ def test_a_program_by_its_file_is_started_by_any_launcher(launch: str) -> None:
 def test_a_program_that_another_is_given_is_not_started() -> None:
     with pytest.raises(InputError, match="not recognised"):
         recognise_files({"run.sh": f"deepspeed mine.py {OLDER_TRAINER}\n"}, ())
+
+
+@pytest.mark.parametrize("entry", ["--entrypoint vllm img:1 serve", "--entrypoint=/usr/bin/vllm a/b:c serve", "--entrypoint python3 img -m vllm.entrypoints.openai.api_server --model"])  # fmt: skip
+def test_a_container_is_entered_by_another_program(entry: str) -> None:
+    text = f"ARGS=({entry.rsplit(' ', 1)[-1]} {MODEL} --tensor-parallel-size 2)\n"
+    text += f'docker run -d --gpus all {entry.rpartition(" ")[0]} "${{ARGS[@]}}"\n'
+    reads, _ = recognise_files({"run.sh": text}, ())
+    (read,) = reads.values()
+    assert (read.request["@model"], read.request["mesh.tp"]) == (MODEL, 2)
+
+
+OWN = "torchrun --nproc_per_node=8 examples/finetuning.py --seq-length 4096 --micro-batch-size 2 --lr 1e-5"
+
+
+def test_a_script_that_loads_a_hubs_model_is_none_of_megatrons_by_its_sizes() -> None:
+    text = f"{OWN} --base-model /models/Mistral-7B-v0.1 --bf16 --sharding-strategy FULL_SHARD --fsdp-activation-checkpointing\n"  # fmt: skip
+    asked = _request_of(text)
+    told = tuple(asked[at] for at in ("@model", "engine", "zero", "seq_len", "microbatch", "recompute.mode"))
+    assert told == ("/models/Mistral-7B-v0.1", "fsdp1", 3, 4096, 2, "full")
+
+
+@pytest.mark.parametrize(
+    "own", ["--tensor-model-parallel-size 2", "--num-layers 32", "--use-distributed-optimizer"]
+)
+def test_a_flag_of_megatrons_alone_keeps_a_script_its_own(own: str) -> None:
+    assert _request_of(f"{OWN} --hf-model /models/Mistral-7B-v0.1 {own}\n")["engine"] == "megatron"
+
+
+SIZES = "--num_layers=32 --hidden_width=4096 --num_heads=32 --num_key_value_heads=8 --intermediate_size=14336"
+
+
+@pytest.mark.parametrize(
+    ("family", "layers", "left"),
+    [("llama_v3", "llama", "vocab_size"), ("mistral --vocab_size=32768", "mistral", ""), ("other", "llama", "not those of other")],
+)  # fmt: skip
+def test_flags_describe_a_model_by_its_sizes(family: str, layers: str, left: str) -> None:
+    text = f"torchrun --nproc_per_node=8 train.py {SIZES} --model_type={family} --train_batch_size=1 --max_context_width=8192 --sharding_strategy=full\n"  # fmt: skip
+    reads, _ = recognise_files({"run.sh": text}, ())
+    read = next(read for read in reads.values() if read.form.name == "pytorch")
+    built = read.form.model(read.values)
+    assert built is not None
+    told = tuple(
+        built[at] for at in ("model_type", "num_hidden_layers", "hidden_size", "max_position_embeddings")
+    )
+    assert told == (layers, 32, 4096, 8192)
+    assert left in str(dict(read.unmodelled).get("script.open_sizes", ""))
+
+
+@pytest.mark.parametrize(("word", "stage"), [("SHARD_GRAD_OP", 2), ("NO_SHARD", 0), ("full", 3)])
+def test_words_of_a_flag_divide_states(word: str, stage: int) -> None:
+    assert _request_of(f"{OWN} --base-model a/b-7B --sharding-strategy {word}\n")["zero"] == stage
+
+
+def _request_of(text: str) -> dict[str, object]:
+    reads, _ = recognise_files({"run.sh": text}, ())
+    return {key: held for read in reads.values() for key, held in read.request.items()}
+
+
+SAYS_ITS_STEP = "torchrun --nproc_per_node=2 mine.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --model_max_length 512 --bf16 --gradient_checkpointing --learning_rate 1e-5"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "sure"),
+    [("", True), ("--data_path a.json", True), ("--vision_tower org/clip", False), ("--reward_model_path org/judge", False), ("--lora_rank 8", False)],
+)  # fmt: skip
+def test_a_script_that_nobody_read_fits_by_flags_that_name_nothing_beside(
+    tmp_path: Path, more: str, sure: bool
+) -> None:
+    (tmp_path / "run.sh").write_text(f"{SAYS_ITS_STEP} {more}\n")
+    found = memsheet.check(str(tmp_path / "run.sh"), gpus="2xH100-80GB")
+    assert found.result is (Result.FITS if sure else Result.UNCERTAIN)
+
+
+FILLS = "from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config{more}\nargs, model_args = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()\n{made}"  # fmt: skip
+METHOD = "torchrun --nproc_per_node=8 train_grpo.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --max_prompt_length 256 --max_completion_length 256 --num_generations 8 --bf16"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "made", "own"),
+    [
+        (", GRPOTrainer", "GRPOTrainer(model=model_args.model_name_or_path, args=args).train()\n", ""),
+        ("\nfrom mine import VLMTrainer", "VLMTrainer(model=model_args.model_name_or_path, args=args).train()\n", "VLMTrainer"),
+        ("\nfrom mine import VLMTrainer", "trainer_cls = VLMTrainer\ntrainer_cls(args=args).train()\n", "VLMTrainer"),
+        (", GRPOTrainer", "class Mine(GRPOTrainer):\n    pass\nclass MyTrainer(GRPOTrainer):\n    pass\nMyTrainer(args=args).train()\n", ""),
+    ],
+)  # fmt: skip
+def test_a_trainer_of_somebodys_own_is_told(tmp_path: Path, more: str, made: str, own: str) -> None:
+    (tmp_path / "train_grpo.py").write_text(FILLS.format(more=more, made=made))
+    (tmp_path / "run.sh").write_text(METHOD + "\n")
+    found = memsheet.check(str(tmp_path / "run.sh"), gpus="8xH100-80GB")
+    told = [
+        held for read in found.reads.values() for at, held in read.unmodelled if at == "script.own_trainer"
+    ]
+    assert told == ([own] if own else [])
+    assert not own or found.result is Result.UNCERTAIN
+
+
+LOOP = "from transformers import AutoTokenizer\nfrom mine import build\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP\nmodel = FSDP(build(args))\nmodel(x).loss.backward()\n"  # fmt: skip
+
+
+def test_flags_describe_the_model_of_a_script_whose_text_builds_it_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOOP)
+    (tmp_path / "run.sh").write_text(
+        f"torchrun --nproc_per_node=8 train.py {SIZES} --vocab_size=32768 --model_type=mistral "
+        "--train_batch_size=1 --max_context_width=2048\n"
+    )
+    found = memsheet.check(str(tmp_path / "run.sh"), gpus="8xH100-80GB")
+    assert found.answer is not None
+    assert (found.answer.model.layers, found.answer.model.hidden) == (32, 4096)
+
+
+@pytest.mark.parametrize("start", ["deepspeed --module mine.trainers.text.rm", "python src/train/reward.py", "torchrun --nproc_per_node 8 rm.py --train_split train"])  # fmt: skip
+def test_a_script_in_a_folder_of_trainers_trains(start: str) -> None:
+    asked = _request_of(f"{start} --model_name_or_path {MODEL}\n")
+    assert (asked["task"], asked["@model"]) == ("train", MODEL)

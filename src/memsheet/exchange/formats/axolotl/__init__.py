@@ -98,9 +98,11 @@ def _axolotl_plan_problems(asked: Values) -> Iterator[Problem]:
         )
 
 
+OF_OTHERS = frozenset({"model_path", "model_id", "model_name", "hf_model", "model_name_or_path"})
+"""Keys at the top of settings of other people's scripts that name a model (axolotl's own is base_model)."""
 FORMAT = Format(
     name="axolotl", gradient_sync="last", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_required_axolotl_keys,
-    problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), never=OF_SWIFT, absent=axolotl_implied_keys, refers=("deepspeed", AXOLOTL_FILE), ships=SHIPPED,
+    problems=_axolotl_plan_problems, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), never=OF_SWIFT | OF_OTHERS, absent=axolotl_implied_keys, refers=("deepspeed", AXOLOTL_FILE), ships=SHIPPED,
     rename=_rename_axolotl_key,
     known=KNOWN | INSIDE_KNOWN | {AXOLOTL_FILE}, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, preferences=axolotl_preferences, moves=axolotl_moves,
     differs={"precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},

@@ -457,10 +457,24 @@ def _is_own_release(values: Values) -> bool:
     return own and keys_of_one_program(FORMAT, values)
 
 
+LOADS_HUB = frozenset({"base-model", "base-model-path", "model-name-or-path", "hf-model", "hf-transformer-model-dir", "pretrained-model-name-or-path", "model-id"})  # fmt: skip
+OF_MEGATRON_ALONE = MARKS - {"--micro-batch-size", "--seq-length"} | {"--num-layers", "--use-checkpoint-args", "--use-mcore-models", "--transformer-impl"}  # fmt: skip
+"""Flags without which a script that is given a model of a hub's only calls its sizes as Megatron-LM does."""
+
+
+def _parse_megatron_script(text: str) -> Mapping[str, Any]:
+    """The flags of a command of Megatron-LM's; nothing of a script of people's own, which loads a model of a
+    hub's and has none of the flags that are Megatron-LM's alone.
+    """
+    found = {} if STARTS.search(text) else flags_of(text, MARKS)
+    named = {at.lstrip("-").replace("_", "-") for at in found if at.startswith("--")}
+    return {} if named & LOADS_HUB and not OF_MEGATRON_ALONE & found.keys() else found
+
+
 FORMAT = Format(
     name="megatron", file="pretrain_gpt.sh", kind="shell", tested=VERSION, engines=("megatron",), keys=KEYS, compose=_compose_megatron_script, problems=_megatron_plan_problems,
     program_known=_is_own_release, opens=_may_change_bytes,
-    parse=lambda text: {} if STARTS.search(text) else flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
+    parse=_parse_megatron_script, said={"task": "train", "engine": "megatron"},
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another
     absent=_taken_or_open, model=described_model, moves=_beside_the_sheet,

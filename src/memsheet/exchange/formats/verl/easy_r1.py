@@ -47,7 +47,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 """By an own key those of verl's that mean the same."""
 KL, NO_KL = "algorithm.use_kl_loss", "algorithm.disable_kl"
 DEFAULTS: Mapping[str, Any] = {
-    "worker.actor.global_batch_size": 256, "worker.actor.micro_batch_size_per_device_for_update": 4,
+    "worker.actor.fsdp.enable_full_shard": True, "worker.actor.global_batch_size": 256, "worker.actor.micro_batch_size_per_device_for_update": 4,
     "worker.actor.micro_batch_size_per_device_for_experience": 16, "worker.actor.padding_free": True, "worker.ref.fsdp.torch_dtype": "bf16",
     "worker.critic.micro_batch_size_per_device_for_update": 4, "worker.critic.micro_batch_size_per_device_for_experience": 16,
     "worker.rollout.name": "vllm", "worker.rollout.gpu_memory_utilization": 0.6, "worker.rollout.tensor_parallel_size": 2,
@@ -56,6 +56,11 @@ DEFAULTS: Mapping[str, Any] = {
 """workers/actor/config.py:97-141, workers/critic/config.py, workers/rollout/config.py:22-50,
 workers/fsdp_workers.py:198 (the reference's dtype), trainer/config.py:36-90.
 """
+ADAMW: Mapping[str, Any] = {
+    f"{ACTOR}.optim.optimizer": "AdamW",
+    f"{ACTOR}.optim.override_optimizer_config.fused": True,
+}
+"""workers/fsdp_workers.py:113-350, of the strategy adamw."""
 COUNTED = "EasyR1, whose steps are counted as those of verl, from which it was made"
 
 
@@ -77,6 +82,7 @@ def as_verl(values: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         found |= {"algorithm.use_kl_in_reward": not (off or in_loss)} if NO_KL in own else {}
     narrow = str(own.get("worker.actor.optim.strategy", "adamw"))
     beside = f", and whose optimizer is {narrow}" if narrow != "adamw" else ""
+    found |= {} if beside else ADAMW
     return {**found, MORE: f"of {COUNTED}{beside}"}
 
 

@@ -29,10 +29,10 @@ STOCK_CONFIGS = frozenset({"ppo_trainer", "ppo_megatron_trainer", "sft_trainer",
 """Configurations of verl itself, whose defaults are known here (verl/trainer/config)."""
 STOCK_OF_TRAINER = "ppo_trainer"
 OWN = late_pattern(r"(verl|recipe)(\.\w+)+")
-FOREIGN = late_pattern(r"(\w+\.)+(main_(ppo|dapo)\w*|\w*sft_trainer)")
+FOREIGN = late_pattern(r"(\w+\.)+(main_(ppo|dapo|grpo)\w*|\w*sft_trainer)")
 MODULE = late_pattern(f"{OWN.pattern}|{FOREIGN.pattern}")
 """Its own programs, and those of others' packages that are called as they are."""
-SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo)\w*|\w*sft_trainer)\.py")
+SCRIPT_FILE = late_pattern(r"(.*/)?(main_(ppo|dapo|grpo)\w*|\w*sft_trainer)\.py")
 ANY_MODULE, ANY_FILE = late_pattern(r"[A-Za-z_]\w*(\.\w+)*"), late_pattern(r"[\w./{}$-]*\.py")
 NAMES_ACTOR, TRAINER = (
     late_pattern(r"\+{0,2}(actor_rollout_ref|trainer\.policy)\.model\.path=.*", re.DOTALL),
