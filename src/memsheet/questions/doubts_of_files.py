@@ -20,6 +20,7 @@ from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.launched_script import ACCELERATE
+from memsheet.exchange.shared.loop_places import wraps_by_itself
 from memsheet.exchange.shared.model_classes import FAMILY_CLASS, class_of_family
 from memsheet.exchange.shared.moved_states import moves_states
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
@@ -286,7 +287,7 @@ def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str
     started = any(read.form.name in (*TRAINERS, LOOPS) for read in reads.values())
     said = any(read.values.get(at) for read in trainers for at in (*read.form.refers, "fsdp"))
     alone = any(read.values.get(f"{SCRIPT}.{ONE_PROCESS}") for read in trainers)
-    if said or not started:
+    if said or not started or any(map(wraps_by_itself, reads.values())):
         return ""
     if launchers:
         left = all(
