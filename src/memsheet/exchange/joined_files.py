@@ -199,6 +199,7 @@ def join_files(
     return Together(
         request=request,
         gpus=count,
+        nodes=counts["@nodes"],
         accumulation=counts["@accumulation"],
         assumed=(*assumed, *meant.values()),
         disagree=tuple(one for one in apart if one.key not in meant),

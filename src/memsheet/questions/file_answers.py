@@ -53,6 +53,7 @@ class AccountedJob:
     answer: Answer | None
     why_not: tuple[str, ...]
     unaccounted: Doubt
+    too_few_cards: tuple[int, int] | None = None  # GPUs that are named, and the ranks that take one each
 
 
 OF_ENGINE = late_pattern(r"engine = ")

@@ -79,6 +79,7 @@ def judge_job(
         answer=answer,
         model=answer.model if answer else model_of(job.ask["model"]),
         bundled=bundled_name,
+        too_few_cards=job.too_few_cards,
         ask=memoize_answers(lambda changes: answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case, beyond_alone=verdict_alone)

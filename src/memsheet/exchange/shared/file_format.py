@@ -259,7 +259,7 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
-    """The request that all files make. ``gpus``: how many they name, if they do."""
+    """The request that all files make. ``gpus`` and ``nodes``: how many they name, if they do."""
 
     request: Mapping[str, Any]
     gpus: int | None
@@ -267,6 +267,7 @@ class Together:
     assumed: tuple[str, ...]
     disagree: tuple[Disagreement, ...]
     problems: tuple[Problem, ...]
+    nodes: int | None = None
     rows: int = 1  # sequences of an example, of which its batch is a multiple where files say it
     script: tuple[str, ...] = ()  # what is left to a training script, in words
     meant: tuple[
