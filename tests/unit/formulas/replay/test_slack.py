@@ -74,4 +74,6 @@ def test_the_least_that_is_reserved_follows_the_least_of_the_tensors(of: str) ->
     slack = sheet.of(Component.ALLOCATOR_SLACK, instant=peak)
     margin = sheet.device.value * AGREEMENT_PER_MILLE // 1000
     assert sheet.reserved.low <= sheet.at(peak).low + slack.low + margin
-    assert (sheet.reserved.value - sheet.reserved.low > sheet.reserved.value // 10) is (of == "past a checkpoint")
+    assert (sheet.reserved.value - sheet.reserved.low > sheet.reserved.value // 10) is (
+        of == "past a checkpoint"
+    )
