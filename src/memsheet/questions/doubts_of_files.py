@@ -160,6 +160,19 @@ def with_changes_in_host_memory(
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=found), ways_to_fit=ways)
 
 
+def with_host_short(
+    answer: Answer | None, reads: Mapping[str, Read], mistakes: tuple[tuple[Rule, Found], ...]
+) -> Answer | None:
+    """The answer with what a batch script asks for too little of a node's host memory."""
+    given = host_memory_asked(reads)
+    found = any(rule.id == HOST_MEMORY for rule, _ in mistakes)
+    if not found or given is None or answer is None or answer.verdict is None or answer.cluster is None:
+        return answer
+    need = max(int(sheet.host_bytes) for sheet in answer.sheets) * answer.cluster.per_node
+    short = max(answer.verdict.host_short_bytes, need - given)
+    return replace(answer, verdict=replace(answer.verdict, host_short_bytes=short))
+
+
 def with_moved_range(answer: Answer | None, whole: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:
     """A training's answer with what its files hold beside the sheet in its range: what is sure to come on top
     is needed, too. ``whole``: the answer before it was doubted.
