@@ -14,7 +14,8 @@ from memsheet.exchange.shared.lightning_trainer import OTHER_STRATEGY
 from memsheet.exchange.shared.loop_places import DRIVER, LOOP, OWN_WRAPS
 from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, SEQUENCE, loop_values, mixed_word
-from memsheet.exchange.shared.role_names import ROLES, Told, command_values, role_value, task_of_script
+from memsheet.exchange.shared.role_names import Told, command_values, role_value, task_of_script
+from memsheet.exchange.shared.role_words import ROLES
 from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
 
 BY_NAMES = "flags"
