@@ -38,8 +38,8 @@ def plainer_model(spec: ModelSpec, problems: Iterable[Problem]) -> tuple[ModelSp
 
 
 def tower_state_bytes(spec: ModelSpec, plan: Plan) -> int:
-    """Bytes that a model's towers add to a rank at the most, whether they train or not, where a job is of text
-    alone: their states as the plan divides them, and all of them gathered at once.
+    """Bytes that a model's towers add to a rank at the most, whether they train or not, where a job is of
+    text alone: their states as the plan divides them, and all of them gathered at once.
     """
     count = sum(weight.elements * times for _, weight, times in tower_tensors(spec))
     held, stage = plan.precision, 0 if plan.zero is None else int(plan.zero)

@@ -104,7 +104,8 @@ def test_a_model_that_cannot_be_put_on_record_is_its_language_model_with_room_fo
 ) -> None:
     """The range holds what the whole model needs, as its own code on record tells."""
     (tmp_path / "run.sh").write_text(
-        "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --train_type full --torch_dtype bfloat16 "
+        "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --train_type full "
+        "--torch_dtype bfloat16 "
         f"--per_device_train_batch_size 1 --max_length 2048 --deepspeed {stage}\n"
     )
 

@@ -237,7 +237,7 @@ def _more_ranks_than_named(case: Case) -> Iterator[Found]:
     named, ranks = case.too_few_cards
     yield Found(
         where="--gpus",
-        says=f"the files are for {ranks} ranks, a GPU each, and {named} {'is' if named == 1 else 'are'} named",
+        says=f"the files are for {ranks} ranks, a GPU each, and --gpus names {named}",
         cure="as many GPUs as ranks (those of all nodes together), or no more ranks than GPUs",
         stops=True,
         by_cards=True,

@@ -407,8 +407,8 @@ def _is_known_key(form: Format, at: str) -> bool:
 
 
 def nearest_known_key(form: Format, at: str) -> str:
-    """The known key most like ``at``: a right name in a wrong place, else another tool's name for it, else one
-    of its own group, else one whose name and group are both like.
+    """The known key most like ``at``: a right name in a wrong place, else another tool's name for it, else
+    one of its own group, else one whose name and group are both like.
     """
     names = [
         *(key.at for key in form.keys),

@@ -143,7 +143,9 @@ def moves_weights_of_server(key: str) -> bool:
 
 
 def moves_cache_of_server(key: str) -> bool:
-    """Whether a server's key that takes no weights off may change its cache, or what passes through a step."""
+    """Whether a server's key that takes no weights off may change its cache, or what passes through a
+    step.
+    """
     if not key.startswith("--"):
         return True
     added = key in ADDING | HEAD_FLAGS | TOWER_FLAGS

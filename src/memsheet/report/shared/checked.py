@@ -53,8 +53,8 @@ class Checked:
 
     @property
     def result(self) -> Result | None:
-        """The sheet's verdict, which is uncertain where the files say what the sheet does not hold; what needs
-        more GPUs than are named does not fit them, however it fits others.
+        """The sheet's verdict, which is uncertain where the files say what the sheet does not hold; what
+        needs more GPUs than are named does not fit them, however it fits others.
         """
         if self.stops and self.lacks_cards:
             return Result.DOES_NOT_FIT
