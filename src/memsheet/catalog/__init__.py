@@ -336,12 +336,10 @@ def find_device(name: str) -> Device:
             return find_device(one[1])
     if not sizes:
         similar = similar_machines(name) or _similar_device_names(name)
-        raise input_error(
-            "gpus",
-            name,
-            "is not a device memsheet knows",
-            f"did you mean {', '.join(similar)}? `memsheet gpus` lists all",
-        )
+        hint = f"did you mean {', '.join(similar)}? `memsheet gpus` lists all"
+        if name.strip().isdecimal():
+            hint = f"a number and a card: {name.strip()}xH100-80GB; `memsheet gpus` lists all"
+        raise input_error("gpus", name, "is not a device memsheet knows", hint)
     least = min(sizes, key=lambda device: device.datasheet_bytes)
     others = ", ".join(dict.fromkeys(device.name for device in sizes if device.name != least.name))
     return (

@@ -12,6 +12,8 @@ from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together, is_key
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.inherited_yaml import merged_trees
+from memsheet.exchange.shared.launched_script import ACCELERATE
+from memsheet.exchange.shared.loop_places import wraps_by_itself
 from memsheet.exchange.shared.script_defaults import (
     KINDS,
     LAUNCHED,
@@ -232,6 +234,7 @@ def join_files(
     return Together(
         request=request,
         gpus=count,
+        nodes=counts["@nodes"],
         accumulation=counts["@accumulation"],
         assumed=(*assumed, *meant.values()),
         disagree=tuple(one for one in apart if one.key not in meant),
@@ -291,13 +294,16 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
     """What a script's file says, less what the launcher's makes of it: sharding with mixed precision,
     whichever of them says it, raises what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and
     DeepSpeed has its own dtypes, of adapters too. A loss in pieces is not modelled under sharding:
-    Liger's stands for it.
+    Liger's stands for it. Accelerate's configuration is for a script that makes its driver: of any other that
+    wraps its model it starts the processes.
     """
     others = [
         other
         for other in reads.values()
         if other.request.get("engine") in DIVIDED and "engine" not in other.unsaid
     ]
+    if own.form.name == ACCELERATE and any(map(wraps_by_itself, reads.values())):
+        return {key: held for key, held in own.request.items() if key.startswith("@") or key == "task"}
     if not own.form.stored or not others:
         return own.request
     mixed = own.request.get("precision.compute") if MIXED in own.request else None

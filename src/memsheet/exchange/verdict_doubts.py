@@ -5,19 +5,28 @@ how little the job may need then.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.generation_script import NO_PROMPT
-from memsheet.exchange.shared.moved_states import freezes_weights, may_cap_pool, moves_states
+from memsheet.exchange.shared.moved_states import (
+    HEAD_FLAGS,
+    TOWER_FLAGS,
+    freezes_weights,
+    may_cap_pool,
+    moves_cache_of_server,
+    moves_states,
+    moves_weights_of_server,
+)
 from memsheet.exchange.shared.row_lengths import TOKENIZERS
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.trainer_script import ABSENT, OWN_SCRIPT, SCRIPT
 from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS
 from memsheet.exchange.shared.visible_cards import CARDS
+from memsheet.formulas.states.params import tower_tensors
 from memsheet.frozen import dataclass, replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.aliases import OWN_FP16
@@ -25,6 +34,7 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.library_defaults import own_default
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.names import SHORT
+from memsheet.plan.workload import Serving
 from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
 
 Ask = Callable[[Mapping[str, Any]], Answer | None]
@@ -111,6 +121,8 @@ def _with_less_missing(serving: Mapping[str, Any] | None, bytes_off: int) -> Map
     return {**serving, "short_bytes": replace(short, low=short.low - bytes_off)}
 
 
+TOWER = late_pattern(r"visual|vision|audio|projector", re.IGNORECASE)
+"""In the path of what belongs to a tower, in the library's classes of models that see or hear."""
 TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
 
 
@@ -168,6 +180,8 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
     sheet, touched = worst_sheet(answer.sheets), list(keys)
     if not touched:
         return int(sheet.device.low)
+    if isinstance(answer.plan.workload, Serving) and not any(map(moves_weights_of_server, touched)):
+        return _least_of_server(answer, sheet, touched)
     if not moves_states(touched):
         return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
     if all(key == OPEN_VOCABULARY or not moves_states([key]) for key in touched):
@@ -194,6 +208,29 @@ def _without_tables(answer: Answer, sheet: Sheet) -> int:
     return context + states * max(0, parameters - tables) // max(1, parameters)
 
 
+def _least_of_server(answer: Answer, sheet: Sheet, keys: Collection[str]) -> int:
+    """What a server's flags that take no weights off leave on a card: its weights and the context where they
+    may change the cache or a step, else all that the sheet has.
+    """
+    gone = _left_out_bytes(answer, keys)
+    if not gone and not any(map(moves_cache_of_server, keys)):
+        return int(sheet.device.low)
+    return max(0, int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low) - gone)
+
+
+def _left_out_bytes(answer: Answer, keys: Collection[str]) -> int:
+    """Bytes of the output matrix and of towers, which some flags of a server may leave out."""
+    model, bits = answer.model, int(answer.plan.precision.parameters.bits)
+    head = 0 if HEAD_FLAGS.isdisjoint(keys) else model.vocab * model.hidden
+    return (head + (0 if TOWER_FLAGS.isdisjoint(keys) else tower_parameters(model))) * bits // 8
+
+
+def tower_parameters(model: ModelSpec) -> int:
+    """Parameters of towers, whether a sheet has them as such or as tensors beside the language model."""
+    beside = (weight.elements * weight.copies for weight in model.extras if TOWER.search(weight.path))
+    return sum(weight.elements * times for _, weight, times in tower_tensors(model)) + sum(beside)
+
+
 def beside_draft(words: str, answer: Answer | None) -> Doubt:
     """The doubt of a server of whose draft nothing is known. That it does not start stays sure where its
     weights alone are more than its share of a card: what drafting changes of sequences, graphs and batches
@@ -211,9 +248,16 @@ def beside_draft(words: str, answer: Answer | None) -> Doubt:
 
 
 def movable_bytes(answer: Answer, keys: Iterable[str]) -> int:
-    """Bytes of weights that keys which are not accounted may take off a GPU."""
-    sheet = worst_sheet(answer.sheets)
-    return int(sheet.of(*STATES, instant=Instant.LOAD).low) if moves_states(keys) else 0
+    """Bytes beside its cache that keys which are not accounted may take off a server's GPU: its weights, or
+    what passes through a step.
+    """
+    sheet, touched = worst_sheet(answer.sheets), list(keys)
+    resting = int(sheet.of(*STATES, instant=Instant.LOAD).low)
+    if any(map(moves_weights_of_server, touched)):
+        return resting
+    passing = int(sheet.device.low) - resting - int(sheet.of(Component.KV_CACHE, Component.CONTEXT).low)
+    changes = any(map(moves_cache_of_server, touched))
+    return _left_out_bytes(answer, touched) + (max(1, passing) if changes else 0)
 
 
 def _pool_share(answer: Answer) -> int:

@@ -143,7 +143,12 @@ def _check_key(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
             yield Problem(field=key, value=value, reason=reason, hint=hint)
 
 
+EIGHT_BITS = ("fp8", "mxfp8", "float8")
+
+
 def _nearest_choice_hint(value: Any, choices: tuple[str, ...]) -> str:
+    if choices == PRECISIONS and value in EIGHT_BITS:
+        return "products in eight bits are --fp8, beside the precision"
     near = nearest_words(
         printable_line(value), choices, n=1, cutoff=0.7
     )  # an engine is not another whose name ends alike; fp32-autocast is near to fp16-autocast

@@ -13,6 +13,7 @@ from typing import Any
 
 from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.frozen import NamedTuple
+from memsheet.patterns import late_pattern
 from memsheet.plan import aliases
 from memsheet.plan.accumulated_batch import ACCUMULATION, REPLICAS
 from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
@@ -47,6 +48,10 @@ class _Said(NamedTuple):
     keys: Mapping[str, Any]
 
 
+_NAMED_RELEASE = late_pattern(r"(?:[A-Za-z][\w.-]*[ ]*(?:==|=|@|[ ])[ ]*v?|v)(\d[\w.+-]*)")
+"""A release behind its program's name, as package managers write it (``trl==1.10``)."""
+
+
 def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, Any] | None = None) -> Asked:
     """``options`` by short names or by others' words (Nones left out), over a plan that says the rest.
 
@@ -79,6 +84,10 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
         for key, value in one.keys.items()
         if said_in_thousands(key, one.value)
     )
+    version = _NAMED_RELEASE.fullmatch(str(request.get("engine_version", "")))
+    if version is not None:
+        request["engine_version"] = version[1]
+        assumed += (f"engine_version = {version[1]} ({version[0]})",)
     settled = frozenset(key for name in given for key in _spoken_of(name))
     told: dict[str, Any] = {} if options.get("engine") else {"engine": engine}
     every = tuple(

@@ -52,6 +52,23 @@ def gpus_of_degrees(gpus: Any, job: AccountedJob) -> str | None:
     return f"{mesh_product(job.whole.request)}x{named_cards(str(gpus))[1]}"
 
 
+def too_few_cards(gpus: Any, job: AccountedJob) -> tuple[int, int] | None:
+    """The GPUs that are named and the ranks of the job, which take one each, where those are more."""
+    named, ranks = (named_cards(str(held))[0] if held else None for held in (gpus, job.ask["gpus"]))
+    return (named, ranks) if named and ranks and named < ranks else None
+
+
+def words_of_node(gpus: Any, job: AccountedJob) -> str:
+    """That the GPUs which are named are those of one of the nodes that the files say, in words; empty where
+    they are not.
+    """
+    short = too_few_cards(gpus, job)
+    nodes = job.whole.nodes
+    if short is None or not nodes or short[0] * nodes != short[1]:
+        return ""
+    return f"{gpus} is one of the {nodes} nodes that the files say: the sheet is on all {short[1]} GPUs"
+
+
 def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:
     """A file with what its program takes by the memory of the named cards, no longer than the model."""
     if found.form.by_cards is None or not gpus:

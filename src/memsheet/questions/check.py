@@ -22,6 +22,8 @@ from memsheet.questions.cards_of_job import (
     gpus_of_degrees,
     has_bf16_units,
     join_on_cards,
+    too_few_cards,
+    words_of_node,
 )
 from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
 from memsheet.questions.file_answers import BATCH, account_job, account_on_own_cards, nodes_of_files
@@ -185,9 +187,13 @@ def _check_job(
     if job.answer is None and started and started not in (own, str(gpus)):
         job = account_on_own_cards(files_read.reads, job, started, {**planned, **flags})
     flags = {**flags, **_named_ranks(question)}
+    of_node = words_of_node(question["gpus"], job)
+    if not of_node and not question.get("ranks_open"):
+        job = replace(job, too_few_cards=too_few_cards(question["gpus"], job))
     checked = judge_job(files_read, job, flags, verdict_alone=question.get("verdict_alone", False))
     return replace(
         checked,
+        cards_words=of_node,
         why_not=(*unreadable, *checked.why_not),
         no_model="" if name or unreadable else unnamed_words(files_read.reads),
         keys_alone=not cards and all(map(names_no_model, files_read.reads.values())),

@@ -4,7 +4,6 @@ sure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,8 +19,9 @@ from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.launched_script import ACCELERATE
+from memsheet.exchange.shared.loop_places import wraps_by_itself
 from memsheet.exchange.shared.model_classes import FAMILY_CLASS, class_of_family
-from memsheet.exchange.shared.moved_states import moves_states
+from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
@@ -36,12 +36,11 @@ from memsheet.exchange.verdict_doubts import (
     movable_bytes,
     says_sequences_alone,
     stored_as,
+    tower_parameters,
 )
-from memsheet.formulas.states.params import parameter_count, tower_tensors
+from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import replace
 from memsheet.jobs.shorter import MOST_HALVES
-from memsheet.patterns import late_pattern
-from memsheet.plan.model import ModelSpec
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
     bundled_name,
@@ -58,8 +57,6 @@ from memsheet.questions.sized_models import BY_SIZE, sized_model
 from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Bytes, Component, Instant, Item, Sheet
 
-TOWER = late_pattern(r"visual|vision|audio|projector", re.IGNORECASE)
-"""In the path of what belongs to a tower, in the library's classes of models that see or hear."""
 LEFT_OUT = "the sheet leaves out"
 PEFT_OPTIONS = frozenset(f"script.{name}" for name in (*READ, *OTHERS))
 """What of an adapter's configuration is not accounted, which may train and keep more than what is."""
@@ -94,7 +91,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@layers": answer.model.layers,
         "@parameters_of": _parameters_of_name,
         "@towers": len(answer.model.towers),
-        "@tower_parameters": _tower_parameters(answer.model),
+        "@tower_parameters": tower_parameters(answer.model),
         "@parameters": parameter_count(answer.model),
         "@ranks": answer.cluster.count if answer.cluster else 1,
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
@@ -134,12 +131,6 @@ def _at_peak(moved: Moved, sheet: Sheet) -> Moved:
     return replace(moved, low_bytes=low, high_bytes=high)
 
 
-def _tower_parameters(model: ModelSpec) -> int:
-    """Parameters of towers, whether a sheet has them as such or as tensors beside the language model."""
-    beside = (weight.elements * weight.copies for weight in model.extras if TOWER.search(weight.path))
-    return sum(weight.elements * times for _, weight, times in tower_tensors(model)) + sum(beside)
-
-
 def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> Answer | None:
     """The answer without the lines that a log should have, where they are a server's that stands in."""
     stands_in = any(ACCOUNTING in read.values for read in reads.values())
@@ -167,6 +158,19 @@ def with_changes_in_host_memory(
         found = replace(fix, host_short_bytes=short)
     ways = within.ways_to_fit if within else ()
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=found), ways_to_fit=ways)
+
+
+def with_host_short(
+    answer: Answer | None, reads: Mapping[str, Read], mistakes: tuple[tuple[Rule, Found], ...]
+) -> Answer | None:
+    """The answer with what a batch script asks for too little of a node's host memory."""
+    given = host_memory_asked(reads)
+    found = any(rule.id == HOST_MEMORY for rule, _ in mistakes)
+    if not found or given is None or answer is None or answer.verdict is None or answer.cluster is None:
+        return answer
+    need = max(int(sheet.host_bytes) for sheet in answer.sheets) * answer.cluster.per_node
+    short = max(answer.verdict.host_short_bytes, need - given)
+    return replace(answer, verdict=replace(answer.verdict, host_short_bytes=short))
 
 
 def with_moved_range(answer: Answer | None, whole: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:
@@ -286,7 +290,7 @@ def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str
     started = any(read.form.name in (*TRAINERS, LOOPS) for read in reads.values())
     said = any(read.values.get(at) for read in trainers for at in (*read.form.refers, "fsdp"))
     alone = any(read.values.get(f"{SCRIPT}.{ONE_PROCESS}") for read in trainers)
-    if said or not started:
+    if said or not started or any(map(wraps_by_itself, reads.values())):
         return ""
     if launchers:
         left = all(
@@ -330,10 +334,13 @@ def _reason_to_doubt(
     launcher = _open_launcher(reads, answer, given)
     open_words = [*filter(None, (not_there, launcher, _not_held(reads, named) if named else ""))]
     further = "".join(f"; {words}" for words in open_words)
-    open_arguments = any(MORE in read.values for read in reads.values()) or moves_states(
-        one.partition(" ")[0] for one in named if not one.startswith((FURTHER, TRAININGS))
-    )
+    asked = [one.partition(" ")[0] for one in named if not one.startswith((FURTHER, TRAININGS))]
+    serves = not isinstance(answer.plan.workload, Training)
+    moves = any(map(moves_weights_of_server, asked)) if serves else moves_states(asked)
+    open_arguments = any(MORE in read.values for read in reads.values()) or moves
     least = 0 if absent or launcher else least
+    open_states = bool(absent or launcher or open_arguments)
+    kept = least_of(fewer, asked) if fewer.verdict else 0
     stands_in = answer.model.name.endswith(BY_SIZE)
     if not stands_in and (
         stranger := another_model(served_model(reads), model_of(named_model(reads)), answer)
@@ -343,9 +350,9 @@ def _reason_to_doubt(
     served = likely_served(reads)
     if likely := likely_trained(reads) or (served.name if served else None):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
-        return Doubt(words + further, 0 if further else _least_resting(answer))
+        return Doubt(words + further, 0 if open_states else min(_least_resting(answer), kept))
     if not stands_in and (unsaid := _unsaid_length(reads, answer)):
-        return Doubt(unsaid + further, 0 if further else resting_states(answer))
+        return Doubt(unsaid + further, 0 if open_states else min(resting_states(answer), kept))
     if (sized := sized_stand_in(reads)) is not None and answer.model.name == sized.spec.name:
         words = (
             f"nothing is known of {served_model(reads)} but the size in its name: the sheet is of "
@@ -353,7 +360,7 @@ def _reason_to_doubt(
         )
         return Doubt(
             f"{words}: --model names another, or its config.json{further}",
-            0 if absent or launcher or open_arguments else int(_least_resting(answer) * sized.least_share),
+            0 if open_states else int(_least_resting(answer) * sized.least_share),
         )
     other = [
         f"{at} {read.values[at]}, and the model has {own}"
@@ -371,7 +378,7 @@ def _reason_to_doubt(
     if absent or launcher:
         return Doubt("; ".join(open_words))
     if named:
-        keys = [one.partition(" ")[0] for one in named if not one.startswith((FURTHER, TRAININGS))]
+        keys = asked
         job = answer.plan.workload
         of_one = not isinstance(job, Training) or int(job.microbatch) == 1
         more_need_more = of_one and says_sequences_alone(reads.values(), named)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import lcm
 from typing import Any
 
-from memsheet.budget import Answer
+from memsheet.budget import Answer, worst_sheet
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError
 from memsheet.exchange.joined_files import join_files
@@ -23,6 +23,7 @@ from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.device import with_less_room
 from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
@@ -35,10 +36,11 @@ from memsheet.questions.question_parts import parse_question, read_named_model
 from memsheet.questions.sized_models import in_place_of_model
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.questions.without_unmodelled import Left, answer_without
+from memsheet.sheet import STATES, Instant
 from memsheet.units import parse_bytes
 
 with late_functions(__name__):
-    from memsheet.questions.plainer_models import plainer_model
+    from memsheet.questions.plainer_models import plainer_model, tower_state_bytes
 
 
 BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
@@ -53,6 +55,7 @@ class AccountedJob:
     answer: Answer | None
     why_not: tuple[str, ...]
     unaccounted: Doubt
+    too_few_cards: tuple[int, int] | None = None  # GPUs that are named, and the ranks that take one each
 
 
 OF_ENGINE = late_pattern(r"engine = ")
@@ -231,23 +234,38 @@ def _answer_of_plainer(ask: Mapping[str, Any], request: Mapping[str, Any], said:
     InputError where nothing stands in.
     """
     told: list[str] = []
+    towers: list[ModelSpec] = []
 
     def answer_plainer(rest: Mapping[str, Any]) -> Answer:
         try:
             return _answer_from_request({**ask, "fix": False}, rest)
         except InputError as error:
-            spec = model_of(ask["model"]) if any(one.field == "model" for one in error.problems) else None
+            of_model = any(one.field in ("model", "model_type") for one in error.problems)
+            spec = model_of(ask["model"]) if of_model else None
             plainer = plainer_model(spec, error.problems) if spec is not None else None
             if plainer is None:
                 raise
             told.append(plainer[1])
+            towers[:] = [spec] if spec is not None and not plainer[0].towers else []
             return _answer_from_request({**ask, "model": plainer[0], "fix": False}, rest)
 
     try:
         left = Left(request, answer_plainer(request))
     except InputError as error:
         left = answer_without(request, said, answer_plainer, error)
-    return left._replace(doubt=both_doubts(Doubt("".join(told[-1:])), left.doubt))
+    plain = Doubt("".join(told[-1:]))
+    verdict = left.answer.verdict if left.answer else None
+    if (
+        towers
+        and towers[0].towers
+        and left.answer
+        and verdict
+        and isinstance(left.answer.plan.workload, Training)
+    ):
+        least = int(worst_sheet(left.answer.sheets).of(*STATES, instant=Instant.LOAD).low)
+        more = tower_state_bytes(towers[0], left.answer.plan)  # which come on top of the sheet's
+        plain = replace(plain, least_bytes=least, most_bytes=int(verdict.device.high) + more)
+    return left._replace(doubt=both_doubts(plain, left.doubt))
 
 
 def answer_with_changes(

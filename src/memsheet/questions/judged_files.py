@@ -27,6 +27,7 @@ from memsheet.questions.doubts_of_files import (
     may_fit,
     moved_bytes,
     with_changes_in_host_memory,
+    with_host_short,
     with_moved_range,
     without_guessed_stops,
     without_stand_in_log,
@@ -79,6 +80,7 @@ def judge_job(
         answer=answer,
         model=answer.model if answer else model_of(job.ask["model"]),
         bundled=bundled_name,
+        too_few_cards=job.too_few_cards,
         ask=memoize_answers(lambda changes: answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case, beyond_alone=verdict_alone)
@@ -105,6 +107,7 @@ def judge_job(
         answer, reads, lambda size: answer_in_host_memory(job.ask, at_length, size)
     )
     told = with_moved_range(without_stand_in_log(widen_verdict(changed, doubt), reads), answer, moved)
+    told = with_host_short(told, reads, mistakes)
     unsure = told is not None and told.verdict is not None and told.verdict.result is not Result.FITS
     if unsure and job.ask.get("fix", True):
         told = with_judged_changes(

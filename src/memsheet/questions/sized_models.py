@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_model
 from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
-from memsheet.errors import Problem
+from memsheet.errors import InputError, Problem
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
@@ -63,9 +63,23 @@ def in_place_of_model(model: Any, problems: Iterable[Problem]) -> tuple[SizedMod
 
 
 def _sized_by_any_name(model: str) -> SizedModel | None:
-    """By the name that it has here, where its own says no size."""
+    """By the name that it has here, where its own says no size; of the parameters that it has, where they are
+    known.
+    """
     found = bundled_match(model)
-    return sized_model(model) or (sized_model(found.name) if found else None)
+    sized = sized_model(model) or (sized_model(found.name) if found else None)
+    entry = find_model(found.name) if found else None
+    if sized is None or entry is None:
+        return sized
+    try:
+        count = parameter_count(read_hf_config(entry["config"]))
+    except InputError:
+        return sized
+    base = find_model(sized.base)
+    assert base is not None
+    held = _with_parameters(base["config"], count)
+    spec = replace(held, name=sized.spec.name, source=replace(held.source, positions_open=True))
+    return replace(sized, spec=spec)
 
 
 def sized_model(name: str, *, stored: bool = False) -> SizedModel | None:

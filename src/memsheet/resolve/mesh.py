@@ -11,6 +11,7 @@ from memsheet.late import late_functions
 from memsheet.plan.check import Request
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
+from memsheet.plan.layers import has_experts
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Moe
 from memsheet.plan.plan import Mesh
 from memsheet.resolve.attention import MESH, attention_groups, check_groups
@@ -120,6 +121,17 @@ def mesh_of(
         )
     if given["etp"] is None and engine.splits_experts_over_tp and not engine.experts_whole:
         degrees["etp"] = degrees["tp"]
+    elif (
+        given["etp"] is None
+        and degrees["tp"] > 1
+        and "etp" in engine.axes
+        and task == "train"
+        and model
+        and has_experts(model)
+    ):
+        gaps.assumed.append(
+            f"mesh.etp = 1 (a command of {engine.name} that does not say it has tp, {degrees['tp']})"
+        )
     mesh = Mesh(**degrees)
     check_groups(gaps, mesh, engine, model)
     if model is not None:

@@ -10,6 +10,11 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Mesh, Schedule
 
 
+def _even_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of stages that differ by one at the most, the last having fewer."""
+    return tuple(layers // stages + (at < layers % stages) for at in range(stages))
+
+
 def usual_loss(gaps: RequestResolver, engine: Engine, mesh: Mesh) -> Loss:
     return engine.usual_loss(mesh.tp, gaps.request.get("engine_version")) if engine.usual_loss else Loss.PLAIN
 
@@ -41,7 +46,7 @@ def layers_per_stage_of(
                 "mesh.pp",
                 mesh.pp,
                 f"does not divide {layers} layers over {stages} stages",
-                "give layers_per_stage",
+                f"--layers-per-stage {','.join(map(str, _even_stages(layers, stages)))}",
             )
         return None
     if len(given) != stages or (layers is not None and sum(given) != layers):

@@ -123,3 +123,12 @@ def test_a_group_that_moves_states_is_told_by_its_name() -> None:
         "d.json", '{"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}', PARSERS
     )
     assert (found.unknown, dict(found.unmodelled)) == ((), {"zero_optimization.zenflow": "set"})
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("lora_rank", "lora_r"), ("grad_accum_steps", "gradient_accumulation_steps"), ("lora_dim", "lora_r")],
+)
+def test_another_tools_word_is_told_as_the_key_that_means_it(word: str, near: str) -> None:
+    text = f"model_name_or_path: m\ndataset_name: d\nper_device_train_batch_size: 2\n{word}: 16\n"
+    assert dict(read_text("recipe.yaml", text, PARSERS).unknown) == {word: near}

@@ -14,11 +14,13 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
+from memsheet.exchange.verdict_doubts import tower_parameters
 from memsheet.plan.aliases import DEEPSPEED_FP16
 from memsheet.questions.check import check_configuration_files
 from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.checked import Checked
 from memsheet.report.shared.look import Look
+from memsheet.sheet import Component, Instant
 
 WHERE: dict[str, Any] = {
     "nodes": None,
@@ -432,3 +434,42 @@ def test_kernels_that_only_save_leave_a_job_that_fits_sure(tmp_path: Path, switc
     assert fits.answer.verdict is not None
     assert (fits.answer.verdict.result.value, fits.doubt) == ("fits", "")
     assert switch in not_sure.doubt
+
+
+# ---- what a server's flag that nobody accounts may take away --------------------
+
+KEPT_WEIGHTS = {
+    "a slip of the pen": "--foo 3", "pictures of a prompt": """--limit-mm-per-prompt '{"image": 4}'""", "a scheduler's": "--max-num-active-seqs 3",
+    "vectors in place of tokens": "--pooler-config x",
+}  # fmt: skip
+TAKEN_WEIGHTS = {
+    "moved": "--cpu-offload-params q_proj", "in fewer bits": "--quantization-config x", "another configuration": "--hf-overrides '{}'",
+    "code of one's own": "--worker-cls mine.Worker",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", [*KEPT_WEIGHTS, *TAKEN_WEIGHTS])
+def test_what_a_servers_flag_may_take_off_has_a_bound(tmp_path: Path, flag: str) -> None:
+    """Weights that are more than a card has stay so, unless the flag may move or store them otherwise."""
+    typed = {**KEPT_WEIGHTS, **TAKEN_WEIGHTS}[flag]
+    (tmp_path / "serve.sh").write_text(f"vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2 {typed}\n")
+    found = memsheet.check(tmp_path / "serve.sh", gpus="2xRTX4090")
+    assert found.result is (Result.DOES_NOT_FIT if flag in KEPT_WEIGHTS else Result.UNCERTAIN)
+    assert typed.split()[0] in found.doubt
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    sheet = found.answer.sheets[0]
+    weights = sheet.of(Component.PARAMETERS, instant=Instant.LOAD).low
+    head = found.answer.model.vocab * found.answer.model.hidden * 2
+    assert (found.answer.verdict.device.low >= weights - head) is (flag in KEPT_WEIGHTS)
+
+
+def test_a_flag_that_may_leave_out_a_tower_leaves_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text("vllm serve Qwen/Qwen2.5-VL-7B-Instruct --language-model-only\n")
+    found = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    weights = found.answer.sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD).low
+    tower = 2 * tower_parameters(found.answer.model)
+    assert tower > 0
+    assert weights - tower <= found.answer.verdict.device.low < weights

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.budget import Result
 from memsheet.questions.check import check_configuration_files
+from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.exit_codes import checked_exit_code
+from memsheet.report.shared.look import Look
 
 WHERE = {
     "nodes": None,
@@ -185,3 +189,51 @@ def test_a_model_that_the_usual_engine_does_not_train_is_whole_on_each(gpus: str
     assert found.answer is not None, found.why_not
     assert (found.answer.plan.zero, found.answer.plan.mesh.dp_replicate) == (0, int(gpus[0]))
     assert found.result is Result.UNCERTAIN
+
+
+# ---- more ranks than the GPUs that are named --------------------
+
+SERVE = "vllm serve Qwen/Qwen3-8B"
+MODEL_SIZES = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --max-position-embeddings 1024 --tokenizer-type NullTokenizer --vocab-size 1000"
+)  # fmt: skip
+RANKS_ABOVE = {
+    f"{SERVE} -tp 4": (4, 1), f"{SERVE} -tp 2 -pp 2": (4, 2), f"{SERVE} -tp 2 --data-parallel-size 2": (4, 3),
+    "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 8": (8, 4),
+    f"torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 8 {MODEL_SIZES} {MEGATRON}": (8, 4),
+    f"{SERVE} -tp 8 --nnodes 2 --node-rank 0": (8, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", RANKS_ABOVE)
+def test_more_ranks_than_named_gpus_do_not_start(tmp_path: Path, command: str) -> None:
+    """However well they fit on as many as they are for, which the sheet is of."""
+    ranks, named = RANKS_ABOVE[command]
+    (tmp_path / "run.sh").write_text(f"{command}\n")
+    few = memsheet.check(tmp_path / "run.sh", gpus=f"{named}xH100-80GB")
+    assert [rule.id for rule, found in few.mistakes if found.stops] == ["ranks-above-named-cards"]
+    assert (few.result, checked_exit_code(few), few.cards_words) == (Result.DOES_NOT_FIT, 10, "")
+    assert few.answer
+    assert few.answer.cluster
+    assert few.answer.cluster.count == ranks
+    assert "DOES NOT START" in render_checked(few, Look()).splitlines()[0]
+    for gpus in (f"{ranks}xH100-80GB", "H100-80GB"):
+        enough = memsheet.check(tmp_path / "run.sh", gpus=gpus)
+        assert not enough.stops
+        assert enough.answer
+        assert enough.answer.cluster
+        assert enough.answer.cluster.count == ranks
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes"),
+    [(f"{SERVE} -tp 8 --nnodes 2", 2), (f"torchrun --nnodes 4 --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size 8 {MODEL_SIZES} {MEGATRON}", 4)],
+)  # fmt: skip
+def test_the_gpus_of_one_of_the_nodes_that_files_say_are_told(
+    tmp_path: Path, command: str, nodes: int
+) -> None:
+    (tmp_path / "run.sh").write_text(f"{command}\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus=f"{8 // nodes}xH100-80GB")
+    assert not found.stops
+    assert f"one of the {nodes} nodes" in render_checked(found, Look()).splitlines()[0]
+    assert memsheet.check(tmp_path / "run.sh", gpus="1xH100-80GB").stops

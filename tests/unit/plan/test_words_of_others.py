@@ -3,6 +3,7 @@ refused by name.
 """
 
 import json
+from typing import Any
 
 import pytest
 
@@ -379,3 +380,38 @@ def test_a_type_of_gguf_files_is_known_as_people_write_it(word: str) -> None:
     found = memsheet.infer("llama-3.1-8b", engine="llama.cpp", quantize=word, max_model_len=4096)
     assert found.plan.quantization is not None
     assert found.plan.quantization.weights.name == "gguf:Q4_K_M"
+
+
+@pytest.mark.parametrize(
+    "word", ["trl=1.10", "trl==1.10", "trl 1.10", "trl@1.10", "v1.10", "1.10", "trl v1.10"]
+)
+def test_a_release_is_known_behind_its_programs_name(word: str) -> None:
+    assert request_from({"engine_version": word})["engine_version"] == "1.10"
+
+
+@pytest.mark.parametrize("word", ["cu128-nightly", "main", "2.13.0+cpu"])
+def test_any_other_release_is_as_it_is_said(word: str) -> None:
+    assert request_from({"engine_version": word})["engine_version"] == word
+
+
+HINTS: dict[str, dict[str, Any]] = {
+    "--fp8": {"precision": "fp8"},
+    "--layers-per-stage 16,16,16,16,16,16,15,15": {"engine": "megatron", "tp": 8, "pp": 8, "gpus": "64xH100-80GB"},
+    "8xH100-80GB": {"gpus": "8"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hint", HINTS)
+def test_a_hint_is_what_can_be_typed(hint: str) -> None:
+    with pytest.raises(InputError) as refused:
+        memsheet.train("llama-3.1-405b", seq_len=2048, **HINTS[hint])
+    assert hint in str(refused.value)
+
+
+def test_experts_that_are_not_split_unasked_are_told() -> None:
+    found = memsheet.train("mixtral-8x7b", engine="megatron", tp=2, ep=4, gpus="16xH100-80GB", seq_len=2048)
+    assert any(one.startswith("mesh.etp = 1") for one in found.assumed)
+    said = memsheet.train(
+        "mixtral-8x7b", engine="megatron", tp=2, ep=4, etp=1, gpus="16xH100-80GB", seq_len=2048
+    )
+    assert not any(one.startswith("mesh.etp") for one in said.assumed)

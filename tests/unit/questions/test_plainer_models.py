@@ -10,10 +10,11 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.errors import Problem
+from memsheet.errors import Problem, input_error
 from memsheet.formulas.states.params import parameter_tensors, tower_tensors
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import read_named_model
+from memsheet.questions.sized_models import in_place_of_model
 
 TOWER = Problem(field="model", value="m", reason="its vision tower is not modelled for megatron")
 LAYERS = Problem(field="model", value="m", reason="the layers of x are not modelled for megatron: caps")
@@ -95,3 +96,40 @@ def test_a_task_that_tells_labels_apart_has_no_vocabulary(task: str, head: str, 
     assert found.answer is not None
     assert found.answer.model.head.kind == head
     assert found.result is Result.FITS
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+def test_a_model_that_cannot_be_put_on_record_is_its_language_model_with_room_for_its_towers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """The range holds what the whole model needs, as its own code on record tells."""
+    (tmp_path / "run.sh").write_text(
+        "NPROC_PER_NODE=4 swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --train_type full "
+        "--torch_dtype bfloat16 "
+        f"--per_device_train_batch_size 1 --max_length 2048 --deepspeed {stage}\n"
+    )
+
+    def missing(_: object) -> None:
+        reason = "has no layers written down here, and an extra that reads its own code is missing (torch)"
+        raise input_error("model_type", "qwen2_5_vl", reason, "pip install it")
+
+    recorded = memsheet.check(tmp_path / "run.sh", gpus="4xH200").answer
+    monkeypatch.setattr("memsheet.questions.question_parts.recording_of", missing)
+    found = memsheet.check(tmp_path / "run.sh", gpus="4xH200")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert recorded is not None
+    assert recorded.verdict is not None
+    assert "language model alone" in found.doubt
+    assert "pip install it" in found.doubt
+    device = found.answer.verdict.device
+    assert device.low <= recorded.verdict.device.value <= device.high
+
+
+def test_a_bundled_model_by_its_size_has_as_many_parameters_as_it_has() -> None:
+    spec = read_named_model("qwen2.5-vl-7b", "infer")
+    sized = in_place_of_model("Qwen/Qwen2.5-VL-7B-Instruct", [TOWER])
+    assert sized is not None
+    layer = parameters_of(parameter_tensors(sized[0].spec)) // sized[0].spec.layers
+    apart = parameters_of(parameter_tensors(sized[0].spec)) - parameters_of(parameter_tensors(spec))
+    assert abs(apart) <= layer

@@ -26,6 +26,7 @@ class Case:
     model: ModelSpec | None  # known where a plan is refused, too
     ask: Callable[[Mapping[str, Any]], Answer | None]
     bundled: Callable[[str], str | None] = lambda _: None  # the bundled model that a hub's name is of
+    too_few_cards: tuple[int, int] | None = None  # GPUs that are named, and the ranks that take one each
 
     @property
     def request(self) -> Mapping[str, Any]:
@@ -54,7 +55,7 @@ TRAINERS = ("transformers", "trl")
 class Found:
     """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a
     server's; ``fits``: how the sheet fits with other changes (``fitting``, else those of the cure),
-    "without" say.
+    "without" say; ``by_cards``: it is the GPUs that are named which are too few, of files that others run.
     """
 
     where: str
@@ -66,6 +67,7 @@ class Found:
     stops: bool = False
     fits: str = ""
     fitting: Mapping[str, Any] = field(default_factory=dict)
+    by_cards: bool = False
 
     @property
     def other(self) -> Mapping[str, Any]:

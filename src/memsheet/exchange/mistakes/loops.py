@@ -17,7 +17,7 @@ from memsheet.exchange.shared.model_casts import WIDTHS
 from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 from memsheet.exchange.shared.python_values import CLASS
-from memsheet.exchange.shared.role_names import ROLES
+from memsheet.exchange.shared.role_words import ROLES
 from memsheet.patterns import late_pattern
 
 SCALERS = ("GradScaler", "ShardedGradScaler")

@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes.case import Case, Found, answer_fits
 from memsheet.exchange.mistakes.server_case import is_sized_pool, server_commands, server_pool_facts
-from memsheet.exchange.shared.moved_states import moves_states
+from memsheet.exchange.shared.moved_states import moves_weights_of_server
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.layers import has_experts
 from memsheet.plan.model import Attention, LatentAttention
@@ -105,9 +105,8 @@ def length_that_has_no_room(case: Case) -> Iterator[Found]:
     early. Nothing is said where a flag takes weights off the card, which may leave the room.
     """
     told = server_pool_facts(case)
-    if told is None or moves_states(
-        at for read in case.reads.values() for at, _ in read.unmodelled if at.startswith("--")
-    ):
+    left = (at for read in case.reads.values() for at, _ in read.unmodelled if at.startswith("--"))
+    if told is None or any(map(moves_weights_of_server, left)):
         return
     answer, facts = told
     length, tokens, short = (

@@ -230,6 +230,20 @@ def _misspelt_overrides(case: Case) -> Iterator[Found]:
                 )
 
 
+def _more_ranks_than_named(case: Case) -> Iterator[Found]:
+    """Ranks beyond the GPUs that somebody says there are."""
+    if case.too_few_cards is None:
+        return
+    named, ranks = case.too_few_cards
+    yield Found(
+        where="--gpus",
+        says=f"the files are for {ranks} ranks, a GPU each, and --gpus names {named}",
+        cure="as many GPUs as ranks (those of all nodes together), or no more ranks than GPUs",
+        stops=True,
+        by_cards=True,
+    )
+
+
 VALUES = (
     Rule(
         id="value-not-taken",
@@ -273,6 +287,12 @@ VALUES = (
         id="update-above-batch",
         source="volcengine/verl b178a3cd verl/workers/config/actor.py:203",
         looks=_update_above_batch,
+        any_reader=True,
+    ),
+    Rule(
+        id="ranks-above-named-cards",
+        source="NVIDIA/nccl 48bb7fe src/init.cc: two ranks on one GPU are an invalid usage",
+        looks=_more_ranks_than_named,
         any_reader=True,
     ),
 )

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
+from memsheet.exchange.shared.role_words import ROLES
 from memsheet.frozen import dataclass, field
 from memsheet.patterns import late_pattern
 from memsheet.sheet import Instant
@@ -263,7 +264,7 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
-    """The request that all files make. ``gpus``: how many they name, if they do."""
+    """The request that all files make. ``gpus`` and ``nodes``: how many they name, if they do."""
 
     request: Mapping[str, Any]
     gpus: int | None
@@ -271,6 +272,7 @@ class Together:
     assumed: tuple[str, ...]
     disagree: tuple[Disagreement, ...]
     problems: tuple[Problem, ...]
+    nodes: int | None = None
     rows: int = 1  # sequences of an example, of which its batch is a multiple where files say it
     script: tuple[str, ...] = ()  # what is left to a training script, in words
     meant: tuple[
@@ -424,8 +426,8 @@ def _is_known_key(form: Format, at: str) -> bool:
 
 
 def nearest_known_key(form: Format, at: str) -> str:
-    """The known key most like ``at``: one of its own group, else a right name in a wrong place, else one
-    whose name and group are both like.
+    """The known key most like ``at``: a right name in a wrong place, else another tool's name for it, else
+    one of its own group, else one whose name and group are both like.
     """
     names = [
         *(key.at for key in form.keys),
@@ -450,7 +452,13 @@ def nearest_known_key(form: Format, at: str) -> str:
         if _names_are_similar(group, name.rpartition(".")[0])
         and _names_are_similar(last, name.rpartition(".")[2])
     ]
-    return (moved or own or other or [""])[0]
+    meant = [name for name in names if last in _words_for_the_same(name.rpartition(".")[2])]
+    return (moved or meant or own or other or [""])[0]
+
+
+def _words_for_the_same(name: str) -> tuple[str, ...]:
+    """Names by which scripts' flags say what a key of that name does."""
+    return next((words for words in ROLES.values() if name in words), ())
 
 
 @lru_cache(maxsize=256)

@@ -45,7 +45,7 @@ def model_loads(module: Module) -> tuple[Tree | None, dict[str, Any]]:
         for held in named_calls(module, ("from_pretrained",), local=True)
         if LOADS.search(held[WHOLE]) and not WRAPS.search(held[WHOLE])
     ][:MOST_LOADS]
-    trained = _trained_names(module)
+    trained = trained_names(module)
     ours = [held for held, names in loads if names & trained]
     before = (held for held in ours if not _comes_after(module, held))  # what is saved is loaded by its name
     own = next(before, ours[0] if ours else None)
@@ -97,28 +97,29 @@ def _loaded_names(module: Module, node: ast.Call | None, rounds: int = ROUNDS) -
     return found - {""}
 
 
-def _trained_names(module: Module) -> set[str]:
+def trained_names(module: Module) -> set[str]:
     """Names whose parameters are given to an optimizer, or that a trainer is given as its model."""
     found: set[str] = set()
     for node, path, _ in module.sites:
         named = {held.arg: held.value for held in node.keywords}
         if STEPPERS.match(path[-1]):
-            found |= {name for one in (*node.args, *named.values()) for name in _names_in(one)}
+            found |= {name for one in (*node.args, *named.values()) for name in names_in(one)}
         elif path[-1].endswith("Trainer"):
             given = named.get("model", node.args[0] if node.args else None)
-            found |= set(_names_in(given)) if given is not None else set()
+            found |= set(names_in(given)) if given is not None else set()
     for _ in range(ROUNDS):
         found |= {
             name
             for one in ast.walk(module.tree)
             if isinstance(one, ast.Assign)
             and any(".".join(attribute_path(target)) in found for target in one.targets)
-            for name in _names_in(one.value)
+            for name in names_in(one.value)
         }
     return found
 
 
-def _names_in(node: ast.expr) -> Iterator[str]:
+def names_in(node: ast.expr) -> Iterator[str]:
+    """Names that an expression has, with those that they are attributes of before them."""
     for held in ast.walk(node):
         if isinstance(held, ast.Name | ast.Attribute) and (path := attribute_path(held)):
             yield ".".join(path)
@@ -148,14 +149,14 @@ def own_loss_key(module: Module) -> dict[str, Any]:
 
 def frozen_key(module: Module) -> dict[str, Any]:
     """That parameters of the model that trains are switched off, all of them or some."""
-    trained = _trained_names(module)
+    trained = trained_names(module)
     owners = [
         (node.lineno, {".".join(path[:at]) for at in range(1, len(path))})
         for node, path, _ in module.sites
         if path[-1] == f"{SWITCH}_" and node.args and not _is_true(node.args[0])
     ]
     owners += [
-        (held.lineno, set(_names_in(one.iter)))
+        (held.lineno, set(names_in(one.iter)))
         for one in ast.walk(module.tree)
         if isinstance(one, ast.For)
         for held in ast.walk(one)

@@ -11,14 +11,20 @@ from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, TYPE
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
 from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch
-from memsheet.exchange.shared.loop_places import LOOP
+from memsheet.exchange.shared.lightning_trainer import OTHER_STRATEGY
+from memsheet.exchange.shared.loop_places import DRIVER, LOOP, OWN_WRAPS
 from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, SEQUENCE, loop_values, mixed_word
-from memsheet.exchange.shared.role_names import ROLES, Told, command_values, role_value, task_of_script
+from memsheet.exchange.shared.role_names import Told, command_values, role_value, task_of_script
+from memsheet.exchange.shared.role_words import ROLES
 from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
 
 BY_NAMES = "flags"
 FILES = {"deepspeed_config": "deepspeed_file", "deepspeed": "deepspeed_file", "ds_config": "deepspeed_file"}
+COPIES = ("ddp", "accelerate")
+"""Those that give each process a copy, which DeepSpeed's launcher leaves as they are: it starts processes
+(deepspeed/launcher/launch.py), and ``deepspeed.initialize`` divides.
+"""
 COUNTED = ("batch", "length", "accumulation", "prompt", "answer", "zero", "tensor", SEQUENCE)
 
 
@@ -38,7 +44,8 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
     sizes = {} if named or built else _described_keys(flags)
     if task is None or not (named or sizes or built):
         return {}
-    own = {**read.get(LOOP, {}), **_loop_flags(flags, found), "task": task}
+    loop = read.get(LOOP, {})
+    own = {**loop, **_loop_flags(flags), **_wrap_of(loop, flags, found), "task": task}
     evaluated = flags.get("eval_batch_size")
     if task == "infer" and "batch" not in own and evaluated and type(evaluated.value) is int:
         own["batch"] = evaluated.value
@@ -64,8 +71,8 @@ def _names_read(flags: Mapping[str, Told]) -> str:
     return f"read by their names: {names}"
 
 
-def _loop_flags(flags: Mapping[str, Told], found: Launch) -> dict[str, Any]:
-    """Sizes, dtypes and wrappers that flags say, and what the launcher makes of the processes."""
+def _loop_flags(flags: Mapping[str, Told]) -> dict[str, Any]:
+    """Sizes, dtypes and files that flags say."""
     made: dict[str, Any] = {}
     for role in COUNTED:
         told = role_value(role, flags)
@@ -84,7 +91,7 @@ def _loop_flags(flags: Mapping[str, Told], found: Launch) -> dict[str, Any]:
     files = {
         own: flags[at].value for at, own in FILES.items() if at in flags and isinstance(flags[at].value, str)
     }
-    return {**made, **files, **_launcher_wrap(found, flags)}
+    return {**made, **files}
 
 
 SIZES = {
@@ -138,16 +145,21 @@ def _sharding_flags(flags: Mapping[str, Told]) -> dict[str, Any]:
     return {"wrap": "fsdp1", "strategy": strategy}
 
 
-def _launcher_wrap(found: Launch, flags: Mapping[str, Told]) -> dict[str, Any]:
-    if found.launcher == DEEPSPEED or any(at in flags for at in FILES):
+def _wrap_of(loop: Mapping[str, Any], flags: Mapping[str, Told], found: Launch) -> dict[str, Any]:
+    """What divides or copies the model: the script's own call where its text has one, whatever starts its
+    processes; else what the launcher and its flags make of a script that wraps nothing itself.
+    """
+    wrap, by_file = loop.get("wrap"), any(at in flags for at in FILES)
+    if wrap in OWN_WRAPS or OTHER_STRATEGY in loop:
+        return {"wrap": wrap}
+    if by_file or (found.launcher == DEEPSPEED and wrap not in COPIES):
         return {"wrap": DEEPSPEED_WRAP}
     if divided := _sharding_flags(flags):
         return divided
-    return (
-        {"wrap": {ACCELERATE: "accelerate", TORCHRUN: "ddp"}[found.launcher]}
-        if found.launcher in (ACCELERATE, TORCHRUN)
-        else {}
-    )
+    if wrap == "ddp" and DRIVER not in loop:
+        return {"wrap": wrap}
+    copies = {ACCELERATE: "accelerate", TORCHRUN: "ddp", DEEPSPEED: "ddp"}
+    return {"wrap": copies[found.launcher]} if found.launcher in copies else {}
 
 
 def _loading_flags(flags: Mapping[str, Told]) -> dict[str, Any]:

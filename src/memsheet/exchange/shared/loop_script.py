@@ -18,10 +18,15 @@ from memsheet.exchange.shared.generation_script import (
     makes_pipeline,
     pipeline_loads,
 )
-from memsheet.exchange.shared.lightning_trainer import DRIVES, lightning_call, lightning_keys
-from memsheet.exchange.shared.loop_places import LOOP
+from memsheet.exchange.shared.lightning_trainer import (
+    DRIVES,
+    OTHER_STRATEGY,
+    lightning_call,
+    lightning_keys,
+)
+from memsheet.exchange.shared.loop_places import DRIVER, LOOP
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
-from memsheet.exchange.shared.own_classes import own_class_key
+from memsheet.exchange.shared.own_classes import handed_model_words, own_class_key
 from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
 from memsheet.exchange.shared.python_branches import calls_made
 from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
@@ -136,8 +141,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         **_optimizer_keys(module),
         **_recompute_key(module, told),
     }
-    if steps and (driver := lightning_call(module)) is not None:
-        made |= lightning_keys(module, driver)
+    made |= _driver_keys(module, load, str(made.get("wrap")), text) if steps else {}
     cast = made.pop("cast", None) or next(model_casts(module), None)
     if cast is not None:
         said["dtype"] = cast
@@ -368,6 +372,28 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
         **({"reshard": kept} if isinstance(kept, bool) else {}),
         **({"offload": offload} if (offload := _offload_of(found.get(wrap, {}))) is not None else {}),
     }
+
+
+PLUGINS = ("fsdp_plugin", "deepspeed_plugin", "deepspeed_plugins", "megatron_lm_plugin", "parallelism_config")
+"""Arguments of accelerate's driver that divide a model (accelerate 1.15.0 accelerator.py, __init__)."""
+COPIED = ("none", "accelerate", "ddp")
+
+
+def _driver_keys(module: Module, load: Tree, wrap: str, text: str) -> dict[str, Any]:
+    """What a driver makes of the loop, Lightning's or accelerate's; and what may divide a model that no call
+    of those that are read divides: a plugin that the driver is given, a plan of tensor parallelism that the
+    loading call is given (transformers 5.23.0 modeling_utils.py, from_pretrained: tp_plan), a function of a
+    package that nobody reads.
+    """
+    if (driver := lightning_call(module)) is not None:
+        return lightning_keys(module, driver)
+    driven = {DRIVER: True} if "Accelerator" in text else {}
+    if wrap not in COPIED:
+        return driven
+    given = (at for held in _local_calls(module, "Accelerator") for at in PLUGINS if held.get(at) is not None)
+    told = next(given, "") or ("tp_plan" if load.get("tp_plan") is not None else "")
+    told = told or handed_model_words(module)
+    return {**driven, **({"wrap": "none", OTHER_STRATEGY: told} if told else {})}
 
 
 def _offload_of(wrapped: Tree) -> bool | str | None:

@@ -67,6 +67,26 @@ and no weight; balanced experts are copies beside those there (vLLM v0.33.0 conf
 config/parallel.py, config/cache.py, config/model.py enable_sleep_mode).
 """
 
+LOWERING = late_pattern(
+    r"--(?:hf-overrides|json-model-override-args|model-class-overrides|additional-config|config|worker-cls|worker-extension-cls"
+    r"|custom-weight-loader|decrypted-config-file|modelopt-checkpoint-restore-path|diffusion-config|engram-config|mm-encoder-only"
+    r"|encoder-only|moe-dp-size|dwdp-size|ep|ep-size|dp|nnodes|max-ep-size|enable-unified-memory|(?:enable-)?elastic-ep[\w-]*|kt-[\w-]+"
+    r"|device|rpc|models-\w+|docker-repo|model-url|fit-ctx|lazy-mode|[\w-]+-default|[\w-]+-spec)$"
+)  # fmt: skip
+"""Servers' flags that may take weights off a card and whose names do not say so: another model or its
+configuration, code of one's own, experts and layers that other cards have, a card that is chosen.
+"""
+HEAD_FLAGS = frozenset({"--runner", "--convert", "--task", "--pooler-config", "--is-embedding", "--embedding", "--pooling", "--rerank"})  # fmt: skip
+"""Servers' flags with which a model gives vectors or scores: it may have no output matrix (vllm-project/vllm
+v0.11.0 model_executor/models/adapters.py, as_embedding_model).
+"""
+TOWER_FLAGS = frozenset({
+    "--limit-mm-per-prompt", "--limit-mm-data-per-request", "--language-model-only", "--language-only", "--disable-vision-encoder",
+    "--mm-encoder-tp-mode", "--mm-enable-dp-encoder",
+})  # fmt: skip
+"""Servers' flags that may leave out the towers of a model that sees or hears, or divide them."""
+
+
 OF_PLAN = frozenset({"targets", "full_modules", "implementation", "dispatch", "dropout"})
 """Last words of a plan's keys that choose how a step runs or what trains beside the weights that are there.
 """
@@ -109,6 +129,29 @@ def may_cap_pool(keys: Iterable[str]) -> bool:
     """Whether one of some keys that are not accounted may leave a server less than its share of a card."""
     names = (key.rpartition(".")[2] for key in keys)
     return any(bool(CAPPING.search(name)) for name in names if not STORING.search(name) or name in KEEPING)
+
+
+def moves_weights_of_server(key: str) -> bool:
+    """Whether a key of a server that is not accounted may take weights off the card, or store them in fewer
+    bytes: of flags those that a table has or whose words say so, which no slip of the pen does.
+    """
+    if not key.startswith("--"):
+        return moves_states([key])
+    if key in KEEPING | ADDING | HEAD_FLAGS | TOWER_FLAGS:
+        return False
+    return STORING.search(key) is not None or LOWERING.match(key) is not None
+
+
+def moves_cache_of_server(key: str) -> bool:
+    """Whether a server's key that takes no weights off may change its cache, or what passes through a
+    step.
+    """
+    if not key.startswith("--"):
+        return True
+    added = key in ADDING | HEAD_FLAGS | TOWER_FLAGS
+    return not added and (
+        key in KEEPING or PASSING.search(key) is not None or CAPPING.search(key) is not None
+    )
 
 
 def moves_states(keys: Iterable[str]) -> bool:

@@ -1,5 +1,6 @@
-"""Classes of models that a script loads and that no library has: they may hold more than the model that they
-are loaded from (towers, heads, a second copy), and compute otherwise.
+"""Classes of models that a script loads and that no library has, which may hold more than the model that they
+are loaded from (towers, heads, a second copy) and compute otherwise; and functions of other packages that it
+hands its model to, which may divide it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.built_models import OWN_CODE
+from memsheet.exchange.shared.further_models import names_in, trained_names
 from memsheet.exchange.shared.model_classes import FAMILY_CLASS, names_family
 from memsheet.exchange.shared.python_config import WHOLE
-from memsheet.exchange.shared.python_module import Module
+from memsheet.exchange.shared.python_module import Module, attribute_path
 
 TRANSFORMERS = "transformers"
 LIBRARIES = frozenset({
@@ -19,6 +21,17 @@ LIBRARIES = frozenset({
     "intel_extension_for_transformers", "adapters", "accelerate", "sentence_transformers", "pytorch_transformers", "pytorch_pretrained_bert",
 })  # fmt: skip
 """Packages whose classes load the library's models, as they are or with what a script says beside."""
+
+COPYING = LIBRARIES | {
+    "torch",
+    "copy",
+    "bitsandbytes",
+    "torchao",
+    "deepspeed",
+    "lightning",
+    "pytorch_lightning",
+}
+"""Packages of which it is known what their calls make of a model: those that divide one are read by name."""
 
 
 def own_class_key(module: Module, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +56,25 @@ def own_class_key(module: Module, call: Mapping[str, Any]) -> dict[str, Any]:
     return {OWN_CODE: f"{name} of {origin}, which may hold more than the model that it is loaded from"}
 
 
+def handed_model_words(module: Module) -> str:
+    """The function of a package that nobody reads whose result stands for the model that trains, which it is
+    handed; nothing where there is none.
+    """
+    trained = trained_names(module)
+    origins = {**dict(_origins(module.tree)), **dict(_packages(module.tree))}
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        path = attribute_path(node.value.func)
+        origin = origins.get(path[0], "") if path else ""
+        given = {name for one in node.value.args for name in names_in(one)}
+        given |= {name for one in node.value.keywords for name in names_in(one.value)}
+        made = {name for target in node.targets for name in names_in(target)}
+        if origin and origin not in COPYING and made & trained & given:
+            return f"{'.'.join(path)} of {origin}, which is handed the model and may divide it"
+    return ""
+
+
 def _family_key(name: str) -> dict[str, Any]:
     return {FAMILY_CLASS: name} if names_family(name) else {}
 
@@ -53,3 +85,12 @@ def _origins(tree: ast.Module) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.ImportFrom):
             package = "a file beside" if node.level else str(node.module).partition(".")[0]
             yield from ((one.asname or one.name, package) for one in node.names)
+
+
+def _packages(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Names under which a file has whole packages."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (
+                (one.asname or one.name.partition(".")[0], one.name.partition(".")[0]) for one in node.names
+            )

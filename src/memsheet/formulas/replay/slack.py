@@ -72,7 +72,7 @@ def items_with_replayed_slack(
     evidence = _slack_evidence(plan, engine)
     # no more than the range has room for: what is reserved holds them already
     rests = min(found.rests, int(found.bytes.high) - int(found.bytes.value))
-    row = replayed_slack_item(found.bytes, allocated, evidence, rests)
+    row = replayed_slack_item(found.bytes, allocated, evidence, rests, _open_below(items))
     return [
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
         *([_block_rests(rests, allocated)] if rests > 0 else []),
@@ -88,6 +88,7 @@ def _slack_evidence(plan: Plan, engine: Engine) -> Evidence:
     return alike.REPLAYED if engine.sharding.leaves_tensors else alike.REPLAYED_SHARES
 
 
+NOTHING_BELOW: Mapping[Instant, int] = {}
 BLOCK_RESTS = "blocks"
 """The path of what blocks hold beyond the tensors in them."""
 
@@ -101,16 +102,30 @@ def _block_rests(rests: int, allocated: Mapping[Instant, Count]) -> Item:
     return Item(Component.TEMPORARIES, BLOCK_RESTS, at, alike.REPLAYED)
 
 
+def _open_below(items: Iterable[Item]) -> dict[Instant, int]:
+    """By how much tensors may be fewer at an instant than is expected, and was played."""
+    own = [item for item in items if item.component not in OUTSIDE]
+    sizes = {when: sum_byte_ranges(item.at[when] for item in own if when in item.at) for when in Instant}
+    return {when: max(0, int(size.value) - int(size.low)) for when, size in sizes.items()}
+
+
 def replayed_slack_item(
-    found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence, rests: int = 0
+    found: Bytes,
+    allocated: Mapping[Instant, Count],
+    evidence: Evidence,
+    rests: int = 0,
+    below: Mapping[Instant, int] = NOTHING_BELOW,
 ) -> Item:
     """The row of the allocator's slack: what is reserved of earlier instants and steps stays. ``rests``: what
-    of it may be counted with tensors.
+    of it may be counted with tensors; ``below``: by how much tensors of an instant may be fewer, and with
+    them what stays of it at the others.
     """
     at: dict[Instant, Bytes] = {}
+    most = max(below.values(), default=0)
     for instant, size in allocated.items():
         counted = 0 if instant is Instant.LOAD else rests
-        ends = (found.low, found.value, found.high - counted)
+        low = found.low - (most - below.get(instant, 0))
+        ends = (low, found.value, found.high - counted)
         at[instant] = Bytes(*sorted(max(0, int(end) - int(size)) for end in ends))
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, evidence)
 

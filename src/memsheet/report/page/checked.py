@@ -15,6 +15,7 @@ from memsheet.report.screen.checked import (
     cure_effects,
     doubt_words,
     render_checked,
+    stop_words,
 )
 from memsheet.report.screen.layout import one_line
 from memsheet.report.shared.checked import NO_SHEET, NO_START, Checked
@@ -60,8 +61,8 @@ def _applied_options(changes: Mapping[str, Any], answer: Answer) -> dict[str, An
 def _file_headline(checked: Checked) -> dict[str, Any]:
     """What stands in place of the sheet's verdict: files that the engine refuses, or that say too little."""
     if checked.stops:
-        said = "the engine refuses these files: see the mistakes below"
-        return {"word": OUTCOMES[NO_START], "result": "does_not_fit", "phrases": [said]}
+        said = stop_words(checked)
+        return {"word": OUTCOMES[NO_START], "result": "does_not_fit", "phrases": [one_line(said)]}
     if checked.answer:
         return {}
     word = "KEYS ALONE" if checked.keys_alone else OUTCOMES[NO_SHEET]

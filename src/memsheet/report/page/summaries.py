@@ -21,6 +21,7 @@ from memsheet.report.screen.checked import (
     launch_reason,
     mistake_words,
     option_words,
+    stop_words,
 )
 from memsheet.report.screen.comparison_table import comparison_headline, side_labels, signed_difference
 from memsheet.report.screen.layout import one_line
@@ -130,7 +131,7 @@ def checked_summary(checked: Checked) -> Summary:
     """What stands beside the sheet of configuration files: why there is none, and their mistakes."""
     word, phrases = "", list[str]()
     if checked.stops:
-        word, phrases = OUTCOMES["does_not_start"], ["the engine refuses these files"]
+        word, phrases = OUTCOMES["does_not_start"], [stop_words(checked).partition(":")[0]]
     elif checked.answer is None:
         word = "KEYS ALONE" if checked.keys_alone else OUTCOMES["no_sheet"]
         phrases = [line for line in (checked.no_model, *checked.why_not) if line]

@@ -18,7 +18,7 @@ from memsheet.report.screen.comparison_table import signed_difference
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.screen.plans.story import plain_table
 from memsheet.report.shared.against import Against, Mistakes
-from memsheet.report.shared.checked import NO_SHEET, Checked, Launch
+from memsheet.report.shared.checked import NO_SHEET, NO_START, Checked, Launch
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import component_name
 
@@ -135,10 +135,11 @@ def _sure_reason(checked: Checked) -> str:
 
 
 def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
+    if checked.cards_words:
+        yield from _wrap_with_indent(checked.cards_words, look.width, "")
+        yield ""
     if checked.stops:
-        yield from _wrap_with_indent(
-            "DOES NOT START  the engine refuses these files: see the mistakes below", look.width, ""
-        )
+        yield from _wrap_with_indent(f"{OUTCOMES[NO_START]}  {stop_words(checked)}", look.width, "")
         yield from ("",) if checked.answer else ()
     if checked.no_model:
         word = "KEYS ALONE" if checked.keys_alone else OUTCOMES[NO_SHEET]
@@ -151,6 +152,15 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
         yield from _wrap_with_indent(doubt, look.width, "  ")
     for line in checked.why_not:
         yield from _wrap_with_indent(f"no sheet: {line}", look.width, "          ")
+
+
+def stop_words(checked: Checked) -> str:
+    """Why files do not start, in short."""
+    if not checked.lacks_cards:
+        return "the engine refuses these files: see the mistakes below"
+    why = next(found.says for _, found in checked.mistakes if found.stops)
+    cluster = checked.answer.cluster if checked.answer else None
+    return why + (f"; below, the sheet on {cluster.count}×{cluster.device.name}" if cluster else "")
 
 
 def _render_sheet(answer: Answer, look: Look) -> str:

@@ -46,13 +46,18 @@ class Checked:
     on_cards: bool = False  # GPUs were named, so that a verdict was asked for
     keys_alone: bool = False  # files of a kind that names no model, looked over for mistakes of their keys
     common: tuple[OnCards, ...] = ()  # and where none were, what some common ones come to
+    cards_words: str = ""  # what the named GPUs are taken for, where they are not all that the files start on
     written: Mapping[str, tuple[str, str]] = field(
         default_factory=dict
     )  # files as they lie: path and text, by name
 
     @property
     def result(self) -> Result | None:
-        """The sheet's verdict, which is uncertain where the files say what the sheet does not hold."""
+        """The sheet's verdict, which is uncertain where the files say what the sheet does not hold; what
+        needs more GPUs than are named does not fit them, however it fits others.
+        """
+        if self.stops and self.lacks_cards:
+            return Result.DOES_NOT_FIT
         verdict = self.answer.verdict if self.answer else None
         return verdict.result if verdict else None
 
@@ -60,6 +65,11 @@ class Checked:
     def stops(self) -> bool:
         """Whether the engine refuses the files as they stand."""
         return any(found.stops for _, found in self.mistakes)
+
+    @property
+    def lacks_cards(self) -> bool:
+        """Whether all that it stops at is that it needs more GPUs than are named."""
+        return all(found.by_cards for _, found in self.mistakes if found.stops)
 
 
 class Place(NamedTuple):

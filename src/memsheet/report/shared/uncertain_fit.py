@@ -42,7 +42,9 @@ def in_vain_words(verdict: Verdict) -> str:
     """What is said where changes were tried, and none fits."""
     if verdict.result is Result.UNCERTAIN:
         ends = (
-            "the expected need does, the range's high end does not"
+            "the job asks for too little of a node's host memory"
+            if verdict.host_short_bytes
+            else "the expected need does, the range's high end does not"
             if verdict.headroom_bytes >= 0
             else "the range's low end does"
         )

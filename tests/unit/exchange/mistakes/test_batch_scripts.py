@@ -7,8 +7,9 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.report.screen.changes import fix_title
-from memsheet.report.screen.checked import launch_reason
+from memsheet.report.screen.checked import launch_reason, render_checked
 from memsheet.report.shared.checked import Launch
+from memsheet.report.shared.look import Look
 
 TRAIN = """
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
@@ -28,7 +29,10 @@ def found_in(folder: Path, *lines: str) -> dict[str, str]:
     told = {rule.id: found.where for rule, found in checked.mistakes}
     assert checked.answer is not None
     assert checked.answer.verdict is not None
-    assert "sbatch-host-memory" not in told or checked.answer.verdict.result is Result.UNCERTAIN
+    short = "sbatch-host-memory" in told
+    assert not short or checked.answer.verdict.result is Result.UNCERTAIN
+    assert (checked.answer.verdict.host_short_bytes > 0) is short
+    assert ("host memory lacks" in render_checked(checked, Look()).splitlines()[0]) is short
     return {
         rule: where
         for rule, where in told.items()

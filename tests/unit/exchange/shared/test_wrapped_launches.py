@@ -204,3 +204,94 @@ def test_flags_describe_the_model_of_a_script_whose_text_builds_it_elsewhere(tmp
 def test_a_script_in_a_folder_of_trainers_trains(start: str) -> None:
     asked = _request_of(f"{start} --model_name_or_path {MODEL}\n")
     assert (asked["task"], asked["@model"]) == ("train", MODEL)
+
+
+# ---- a script's own division, whatever starts its processes --------------------
+
+HEAD = """\
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.bfloat16{loads})
+{wraps}
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in loader:
+    model(**batch).loss.backward()
+    optimizer.step()
+"""
+OWN_DIVISION = {
+    "fully_shard(model)": ("fsdp2", 3),
+    "model = FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)": ("fsdp1", 2),
+    "model = FullyShardedDataParallel(model)": ("fsdp1", 3),
+    "model, *_ = deepspeed.initialize(model=model, config={'zero_optimization': {'stage': 2}})": ("deepspeed", 2),
+    "model = DDP(model)": ("transformers", 0),
+}  # fmt: skip
+PROCESS_STARTS = (
+    "torchrun --nnodes 4 --nproc_per_node 8 {}", "python -m torch.distributed.run --nproc_per_node 8 {}", "srun torchrun --nproc_per_node 8 {}",
+    "accelerate launch --num_processes 8 {}", "accelerate launch --multi_gpu --num_processes 8 {}", "deepspeed --num_gpus 8 {}", "python {}",
+)  # fmt: skip
+
+
+def loop_text(wraps: str = "", loads: str = "", head: str = HEAD) -> str:
+    return head.format(wraps=wraps, loads=loads)
+
+
+@pytest.mark.parametrize("start", PROCESS_STARTS)
+@pytest.mark.parametrize("wraps", OWN_DIVISION)
+def test_a_launcher_leaves_a_scripts_own_division_as_it_is(tmp_path: Path, start: str, wraps: str) -> None:
+    """Nothing that starts the processes divides a model that the script wraps itself."""
+    text = loop_text(wraps).replace("from accelerate import Accelerator\n", "")
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "run.sh").write_text(start.format("train.py --batch_size 2") + "\n")
+    alone = recognise_files({"train.py": text}, ())[0]["train.py"].request
+    started = recognise_files({"run.sh": start.format("train.py")}, (), scripts={"train.py": text})[0]
+    found = next((read for name, read in started.items() if name.endswith("train.py")), None)
+    assert found is not None
+    assert (
+        (found.request["engine"], found.request["zero"])
+        == (alone["engine"], alone["zero"])
+        == OWN_DIVISION[wraps]
+    )
+    checked = memsheet.check(tmp_path / "run.sh", gpus="8xA100-80GB", seq_len=1024)
+    assert not any("disagree" in rule.id for rule, _ in checked.mistakes)
+    if wraps != "model = FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)":
+        assert checked.answer is not None
+        assert (checked.answer.plan.engine, int(checked.answer.plan.zero)) == OWN_DIVISION[wraps]
+
+
+def test_a_launcher_makes_copies_of_what_divides_nothing() -> None:
+    reads, _ = recognise_files(
+        {"run.sh": "torchrun --nproc_per_node 8 train.py\n"}, (), scripts={"train.py": loop_text()}
+    )
+    (found,) = (read for name, read in reads.items() if name.endswith("train.py"))
+    assert (found.request["engine"], found.request["zero"]) == ("transformers", 0)
+
+
+UNREAD_DIVISION = {
+    "a plugin": ("driver = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin())", ""),
+    "DeepSpeed's plugin": ("driver = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3))", ""),
+    "a plan of the loading call": ("", ', tp_plan="auto"'),
+    "another package": ("from mine import divided\nmodel = divided(model)", ""),
+    "of several results": ("import mine\nmodel, mesh = mine.divided(model, 8)", ""),
+}
+
+
+@pytest.mark.parametrize("how", UNREAD_DIVISION)
+@pytest.mark.parametrize("start", ["torchrun --nproc_per_node 8", "python"])
+def test_what_may_divide_the_model_unread_is_no_sure_failure(tmp_path: Path, how: str, start: str) -> None:
+    wraps, loads = UNREAD_DIVISION[how]
+    (tmp_path / "train.py").write_text(loop_text(wraps, loads).replace("0.5B", "32B"))
+    (tmp_path / "run.sh").write_text(f"{start} train.py\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="8xA100-80GB", seq_len=1024, microbatch=1)
+    assert found.result is Result.UNCERTAIN
+    assert "other_strategy" in str(found.doubt)
+
+
+@pytest.mark.parametrize(
+    "wraps", ["model = torch.compile(model)", "model = get_peft_model(model, LoraConfig(r=8))"]
+)
+def test_known_calls_divide_nothing(tmp_path: Path, wraps: str) -> None:
+    text = loop_text(f"from peft import LoraConfig, get_peft_model\n{wraps}")
+    (tmp_path / "train.py").write_text(text)
+    found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=1024, microbatch=1)
+    assert "other_strategy" not in str(found.doubt)

@@ -8,7 +8,7 @@ import pytest
 
 from memsheet import train
 from memsheet.formulas.replay import varied
-from memsheet.sheet import Bytes, Component, Instant
+from memsheet.sheet import AGREEMENT_PER_MILLE, Bytes, Component, Instant
 
 
 def test_gradients_of_earlier_micro_batches_are_there_before_lengths_vary(
@@ -52,3 +52,28 @@ def test_a_range_that_ends_at_the_card_is_told_as_that(card: str, ends: bool) ->
     assert found.cluster is not None
     assert any("the range ends there" in note for note in found.sheets[0].notes) is ends
     assert (found.verdict.device.high == found.cluster.device.framework_bytes) is ends
+
+
+OPEN_TENSORS: dict[str, dict[str, Any]] = {
+    "past a checkpoint": {"model": "llama-3.2-1b", "quantize": "int8", "lora_rank": 8, "recompute": "full"},
+    "outliers": {"model": "llama-3.2-1b", "quantize": "int8", "lora_rank": 8},
+    "none": {"model": "llama-3.2-1b", "lora_rank": 8},
+}
+
+
+@pytest.mark.parametrize("of", OPEN_TENSORS)
+def test_the_least_that_is_reserved_follows_the_least_of_the_tensors(of: str) -> None:
+    """What is reserved at the peak stays at the other instants: where the peak's tensors may be fewer, so may
+    what stays of it.
+    """
+    options = dict(OPEN_TENSORS[of])
+    (sheet,) = train(
+        options.pop("model"), gpus="1xH100-80GB", seq_len=2048, microbatch=4, precision="bf16", **options
+    ).sheets
+    peak = sheet.peak_instant
+    slack = sheet.of(Component.ALLOCATOR_SLACK, instant=peak)
+    margin = sheet.device.value * AGREEMENT_PER_MILLE // 1000
+    assert sheet.reserved.low <= sheet.at(peak).low + slack.low + margin
+    assert (sheet.reserved.value - sheet.reserved.low > sheet.reserved.value // 10) is (
+        of == "past a checkpoint"
+    )
