@@ -46,7 +46,7 @@ def test_a_notebook_says_what_its_script_says(tmp_path: Path, capsys: pytest.Cap
     answers = []
     for name in ("a.ipynb", "a.py"):
         main(["check", str(tmp_path / name), "--gpus", "1xH100-80GB", "--json"])
-        answers.append(json.loads(capsys.readouterr().out).get("sheet"))
+        answers.append(json.loads(capsys.readouterr().out.replace(name, "file")).get("sheet"))
     assert answers[0] == answers[1] is not None
 
 
@@ -66,7 +66,7 @@ def test_a_cell_that_is_no_python_is_left_out(tmp_path: Path, capsys: pytest.Cap
     answers = []
     for name in ("a.ipynb", "b.ipynb"):
         main(["check", str(tmp_path / name), "--gpus", "1xH100-80GB", "--json"])
-        answers.append(json.loads(capsys.readouterr().out).get("sheet"))
+        answers.append(json.loads(capsys.readouterr().out.replace(name, "file")).get("sheet"))
     assert answers[0] == answers[1] is not None
 
 
@@ -84,7 +84,7 @@ def test_a_training_that_a_cell_starts_in_a_shell_is_read(
     answers = []
     for name in ("a.ipynb", "a.sh"):
         main(["check", str(tmp_path / name), "--gpus", "1xH100-80GB", "--json"])
-        answers.append(json.loads(capsys.readouterr().out).get("sheet"))
+        answers.append(json.loads(capsys.readouterr().out.replace(name, "file")).get("sheet"))
     assert answers[0] == answers[1] is not None
 
 
