@@ -84,4 +84,4 @@ def _written(name: str, keys: Values) -> Iterator[str]:
         if held is None:
             yield f"without {at}"
             continue
-        yield f"{at}={held!r}" if name.endswith(".py") else f"{at}: {json.dumps(held)}"
+        yield f"{at}={held!r}" if name.endswith((".py", ".ipynb")) else f"{at}: {json.dumps(held)}"
