@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Read, read_format_values
-from memsheet.exchange.shared.trainer_script import ASKS_CARD, OWN_LAYERS, SCRIPT
+from memsheet.exchange.shared.script_places import ASKS_CARD, OWN_LAYERS, SCRIPT
 from memsheet.frozen import replace
 from memsheet.plan.library_defaults import FAMILY, OLDER_CARD, takes_xformers
 from memsheet.plan.model import ModelSpec

@@ -21,9 +21,9 @@ from memsheet.exchange.shared.moved_states import (
     moves_weights_of_server,
 )
 from memsheet.exchange.shared.row_lengths import TOKENIZERS
+from memsheet.exchange.shared.script_places import ABSENT, OWN_SCRIPT, SCRIPT
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
-from memsheet.exchange.shared.trainer_script import ABSENT, OWN_SCRIPT, SCRIPT
 from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS
 from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.formulas.states.params import tower_tensors

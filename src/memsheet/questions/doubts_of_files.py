@@ -24,8 +24,8 @@ from memsheet.exchange.shared.model_classes import FAMILY_CLASS, class_of_family
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
+from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
-from memsheet.exchange.shared.trainer_script import MAPS, SCRIPT, SPREADS
 from memsheet.exchange.verdict_doubts import (
     FURTHER,
     TRAININGS,

@@ -12,7 +12,8 @@ from memsheet.exchange import in_earlier_dtype
 from memsheet.exchange.mistakes import Case
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.trainer_script import METHODS, RELEASE_DEFAULTS, SCRIPT, keys_left_to_release
+from memsheet.exchange.shared.script_places import RELEASE_DEFAULTS, SCRIPT
+from memsheet.exchange.shared.trainer_names import METHODS, keys_left_to_release
 from memsheet.exchange.verdict_doubts import Doubt
 from memsheet.frozen import NamedTuple
 from memsheet.plan.job import Work

@@ -16,7 +16,7 @@ from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.formats.verl.strategies import foreign_engine
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, Moved, Read
-from memsheet.exchange.shared.trainer_script import COLOCATED, OF_TRAINER, SCRIPT
+from memsheet.exchange.shared.script_places import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.frozen import NamedTuple, replace
 from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows

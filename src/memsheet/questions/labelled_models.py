@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from memsheet.errors import InputError
 from memsheet.exchange.joined_files import preferences_in
 from memsheet.exchange.shared.file_format import Read
-from memsheet.exchange.shared.trainer_script import LABELS, LABELS_PLACE
+from memsheet.exchange.shared.script_places import LABELS, LABELS_PLACE
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.engine_registry import find_engine

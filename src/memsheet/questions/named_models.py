@@ -10,8 +10,8 @@ from typing import Any
 from memsheet.errors import InputError
 from memsheet.exchange import as_stored
 from memsheet.exchange.shared.file_format import AUTO, Read, runs_alone
+from memsheet.exchange.shared.script_places import UNSAID
 from memsheet.exchange.shared.serve_script import PRINTED, UNTOLD, unset_variables
-from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.exchange.verdict_doubts import stand_in
 from memsheet.frozen import NamedTuple, replace
 from memsheet.patterns import late_pattern

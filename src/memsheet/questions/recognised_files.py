@@ -20,9 +20,9 @@ from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_commands
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
+from memsheet.exchange.shared.script_places import DEFAULTS, INLINE, SCRIPT
 from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.shell_text import unix_lines
-from memsheet.exchange.shared.trainer_script import DEFAULTS, INLINE, SCRIPT
 from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS, texts_of_starts
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.trainer_script import SCRIPT
+from memsheet.exchange.shared.script_places import SCRIPT
 from memsheet.exchange.shared.trainers import parse_switch, row_of, uniform_precision_keys, with_master
 from memsheet.late import late_functions
 

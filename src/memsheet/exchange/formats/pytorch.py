@@ -25,7 +25,7 @@ from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_precision
 from memsheet.exchange.shared.python_module import argument_remarks
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
-from memsheet.exchange.shared.trainer_script import (
+from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
     LIKELY_NAME,

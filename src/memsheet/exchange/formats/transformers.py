@@ -30,7 +30,7 @@ from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_bytes, prepared_precision
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
-from memsheet.exchange.shared.trainer_script import (
+from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
     COLOCATED,
@@ -44,16 +44,15 @@ from memsheet.exchange.shared.trainer_script import (
     RELEASE_DEFAULTS,
     SCRIPT,
     SEVERAL,
-    SFT_OWN,
     SPREADS,
     UNMADE,
     UNREAD_FLAGS,
     UNSAID,
-    WHOLE_TABLES,
-    arguments_of,
-    without_own_fields,
 )
+from memsheet.exchange.shared.trainer_names import SFT_OWN
+from memsheet.exchange.shared.trainer_script import arguments_of, without_own_fields
 from memsheet.exchange.shared.trainers import with_master
+from memsheet.exchange.shared.unsloth_loads import WHOLE_TABLES
 from memsheet.late import late_functions
 from memsheet.plan.library_defaults import own_default
 from memsheet.sheet import Instant

@@ -19,8 +19,9 @@ from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.row_lengths import both_parts
+from memsheet.exchange.shared.script_places import OWN_SCRIPT, OWN_TRAINER, SCRIPT
 from memsheet.exchange.shared.serve_command import dtype_out
-from memsheet.exchange.shared.trainer_script import OWN_SCRIPT, OWN_TRAINER, SCRIPT, SFT_OWN
+from memsheet.exchange.shared.trainer_names import SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
 from memsheet.frozen import replace
 from memsheet.late import late_functions

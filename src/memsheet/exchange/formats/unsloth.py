@@ -13,7 +13,7 @@ from memsheet.errors import Problem
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, allocator_conf_text
 from memsheet.exchange.shared.file_format import Format, Values
-from memsheet.exchange.shared.trainer_script import OWN_LAYERS, SCRIPT
+from memsheet.exchange.shared.script_places import OWN_LAYERS, SCRIPT
 from memsheet.exchange.shared.trainers import plain_recompute, uniform_precision_keys
 from memsheet.frozen import replace
 from memsheet.plan.library_defaults import WORTH_OFFLOADING

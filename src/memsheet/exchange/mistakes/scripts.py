@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.exchange.shared.loaded_models import LOADS, bit_keywords
 from memsheet.exchange.shared.python_config import LINE, SCOPE, WHOLE, named_calls, read_module
 from memsheet.exchange.shared.python_module import Tree
 from memsheet.exchange.shared.python_values import CLASS
-from memsheet.exchange.shared.trainer_script import LOADS, bit_keywords
 from memsheet.units import format_bytes
 
 RECOMPUTES = (

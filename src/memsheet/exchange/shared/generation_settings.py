@@ -25,7 +25,7 @@ from memsheet.exchange.shared.own_settings import (
     model_named,
     quantized_values,
 )
-from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import SCRIPT, UNSAID
 
 ANSWERS = ("max_new_tokens",)
 """What transformers calls the tokens of an answer (generation/configuration_utils.py)."""

@@ -36,14 +36,8 @@ from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import command_values, role_value, task_of_script
 from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.script_defaults import NAMED_SETTINGS
-from memsheet.exchange.shared.trainer_script import (
-    ABSENT,
-    OWN_SCRIPT,
-    OWN_TRAINER,
-    SCRIPT,
-    UNREAD_FLAGS,
-    own_trainers,
-)
+from memsheet.exchange.shared.script_places import ABSENT, OWN_SCRIPT, OWN_TRAINER, SCRIPT, UNREAD_FLAGS
+from memsheet.exchange.shared.trainer_names import own_trainers
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
 from memsheet.late import late_functions

@@ -27,7 +27,7 @@ from memsheet.exchange.shared.own_settings import (
 )
 from memsheet.exchange.shared.python_config import read_module
 from memsheet.exchange.shared.python_values import CLASS
-from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import SCRIPT, UNSAID
 
 TRAINER, MODULE, DATA = "trainer", "model", "data"
 CLASS_PATH, ARGUMENTS_OF_CLASS = "class_path", "init_args"

@@ -17,7 +17,7 @@ from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, SEQUENCE, loop_values, mixed_word
 from memsheet.exchange.shared.role_names import Told, command_values, role_value, task_of_script
 from memsheet.exchange.shared.role_words import ROLES
-from memsheet.exchange.shared.trainer_script import SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import SCRIPT, UNSAID
 
 BY_NAMES = "flags"
 FILES = {"deepspeed_config": "deepspeed_file", "deepspeed": "deepspeed_file", "ds_config": "deepspeed_file"}

@@ -24,6 +24,12 @@ from memsheet.exchange.shared.lightning_trainer import (
     lightning_call,
     lightning_keys,
 )
+from memsheet.exchange.shared.loaded_models import (
+    LOADS,
+    bitsandbytes_keys,
+    from_pretrained_keys,
+    open_bits_key,
+)
 from memsheet.exchange.shared.loop_places import DRIVER, LOOP
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.own_classes import handed_model_words, own_class_key
@@ -40,25 +46,10 @@ from memsheet.exchange.shared.role_names import (
     role_value,
 )
 from memsheet.exchange.shared.row_lengths import is_slice_of_rows, tokenized_length
-from memsheet.exchange.shared.trainer_script import (
-    ARGUMENTS,
-    ASKS_CARD,
-    BITS,
-    LIGER,
-    LIKELY_NAME,
-    LOADS,
-    PREPARES,
-    RECOMPUTE,
-    SCRIPT,
-    UNSAID,
-    UNSLOTH_LOADS,
-    bitsandbytes_keys,
-    from_pretrained_keys,
-    generates_alone,
-    open_bits_key,
-    unmade_key,
-    unsloth_bits,
-)
+from memsheet.exchange.shared.script_places import ASKS_CARD, BITS, LIKELY_NAME, SCRIPT, UNSAID
+from memsheet.exchange.shared.trainer_names import ARGUMENTS, LIGER, PREPARES, RECOMPUTE
+from memsheet.exchange.shared.trainer_script import generates_alone, unmade_key
+from memsheet.exchange.shared.unsloth_loads import UNSLOTH_LOADS, unsloth_bits
 from memsheet.patterns import late_pattern
 
 DEEPSPEED, DIVIDED, MESH = "deepspeed", "divided_weights", "mesh"

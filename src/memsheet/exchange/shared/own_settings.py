@@ -18,7 +18,7 @@ from memsheet.exchange.shared.own_methods import (
     stage_told,
 )
 from memsheet.exchange.shared.peft_configs import USUAL_RANK, adapters_over_bits
-from memsheet.exchange.shared.trainer_script import INLINE, SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import INLINE, SCRIPT, UNSAID
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern

@@ -5,7 +5,7 @@ prepare_model_for_kbit_training.
 from __future__ import annotations
 
 from memsheet.exchange.shared.file_format import Values
-from memsheet.exchange.shared.trainer_script import SCRIPT
+from memsheet.exchange.shared.script_places import SCRIPT
 
 OF_BITSANDBYTES = ("nf4", "fp4", "int8")
 WIDE_TENSORS = 6

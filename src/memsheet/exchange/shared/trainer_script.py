@@ -12,18 +12,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.built_models import BUILT, built_model_keys
-from memsheet.exchange.shared.colocated_server import trl_colocated_share, unsloth_colocated_share
-from memsheet.exchange.shared.file_format import KEYWORDS, UNSET, Format, is_key
+from memsheet.exchange.shared.colocated_server import trl_colocated_share
+from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
+from memsheet.exchange.shared.loaded_models import (
+    HUB_NAME,
+    LOADS,
+    bitsandbytes_keys,
+    from_pretrained_keys,
+    model_calls,
+    model_name_key,
+    open_bits_key,
+)
 from memsheet.exchange.shared.model_casts import model_casts
 from memsheet.exchange.shared.own_classes import own_class_key
 from memsheet.exchange.shared.peft_configs import (
     ADAPTED,
     LORA,
     OURS,
-    WITHOUT_BYTES,
     adapters_over_bits,
-    lora_config_keys,
     peft_config_keys,
     with_open_branch,
 )
@@ -39,154 +46,53 @@ from memsheet.exchange.shared.python_config import (
     read_module,
 )
 from memsheet.exchange.shared.python_module import Module, attribute_path
-from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
+from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
 from memsheet.exchange.shared.read_only_rows import positive_count
-from memsheet.exchange.shared.role_names import constant_values, flag_values, given_texts, role_value
+from memsheet.exchange.shared.role_names import constant_values, flag_values, role_value
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
-from memsheet.patterns import late_pattern
-from memsheet.plan.adapter_targets import ALL_LINEAR
-from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
-
-SFT = "SFTConfig"
-RELEASE_DEFAULTS = "left_to_release"
-"""Keys that nobody says and whose default TRL has changed."""
-METHODS = {
-    f"{name}Config": name
-    for name in (
-        "GRPO",
-        "AsyncGRPO",
-        "GRPOWithReplayBuffer",
-        "GMPO",
-        "A2PO",
-        "TPO",
-        "SDPO",
-        "SDFT",
-        "SSD",
-        "GOLD",
-        "MiniLLM",
-        "Distillation",
-        "ServerDistillation",
-        "IWOPD",
-        "PRM",
-        "DPO",
-        "KTO",
-        "ORPO",
-        "CPO",
-        "RLOO",
-        "Reward",
-        "PPO",
-        "GKD",
-        "XPO",
-        "OnlineDPO",
-        "NashMD",
-        "BCO",
-    )
-}
-ARGUMENTS = (
-    "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments", SFT, *METHODS,
-)  # fmt: skip
-"""transformers 5.23 training_args.py, training_args_seq2seq.py; huggingface/trl 016013e
-trl/trainer/sft_config.py, with other defaults and its own fields. TRL's further configurations keep a second
-model or several sequences of each, which the name of the method tells.
-"""
-SFT_OWN = (
-    "model_init_kwargs", "chat_template_path", "dataset_text_field", "dataset_kwargs", "dataset_num_proc", "eos_token", "max_length", "truncation_mode",
-    "shuffle_dataset", "packing", "packing_strategy", "padding_free", "pad_to_multiple_of", "eval_packing", "completion_only_loss", "assistant_only_loss",
-    "loss_type", "activation_offloading", "pad_token",
-)  # fmt: skip
-LIGER = (
-    "AutoLigerKernelForCausalLM", *(f"apply_liger_kernel_to_{name}" for name in (
-        "llama", "mistral", "mixtral", "gemma", "gemma2", "gemma3", "gemma3_text", "qwen2", "qwen3", "qwen3_moe", "phi3", "granite", "olmo2",
-    ))
-)  # fmt: skip
-"""What makes a model's loss a fused one (linkedin/Liger-Kernel src/liger_kernel/transformers/auto_model.py).
-"""
-OWN_LOSS = "fused_linear_cross_entropy"
-SFT_TRAINER = "SFTTrainer"
-TRAINERS = (
-    "Trainer",
-    "Seq2SeqTrainer",
-    "UnslothTrainer",
+from memsheet.exchange.shared.script_places import (
+    ASKS_CARD,
+    BITS,
+    COLOCATED,
+    DEFAULTS,
+    INLINE,
+    LABELS,
+    LIKELY_NAME,
+    MODEL_FLAG,
+    OF_TRAINER,
+    OWN_FIELDS,
+    OWN_TRAINER,
+    RELEASE_DEFAULTS,
+    SCRIPT,
+    SEVERAL,
+    UNMADE,
+    UNSAID,
+)
+from memsheet.exchange.shared.trainer_names import (
+    ARGUMENTS,
+    LIGER,
+    METHODS,
+    MODELS_BESIDE,
+    OWN_LOSS,
+    PARSERS,
+    PREPARES,
+    RECOMPUTE,
+    SFT,
+    SFT_OWN,
     SFT_TRAINER,
-    *(f"{name}Trainer" for name in METHODS.values()),
+    TRAINERS,
+    keys_left_to_release,
+    own_trainers,
 )
-BITS, UNMADE, LIKELY_NAME = "BitsAndBytesConfig", "unmade", "likely_name"
-PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
-"""The second before peft 0.10 (src/peft/utils/other.py)."""
-WIDTHS = ("load_in_4bit", "load_in_8bit")
-PARSERS = ("HfArgumentParser", "TrlParser")
-TRAINER_WORDS = late_pattern(r"\b[A-Z]\w*Trainer\b")
-MOST_TRAINERS = 4
-OWN_TRAINER = "own_trainer"
-"""That what trains is a class of somebody's own."""
-_DEFINED = late_pattern(r"class\s+(\w+)\(([^()]*)\)")
+from memsheet.exchange.shared.unsloth_loads import unsloth_keys
+from memsheet.patterns import late_pattern
+from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, own_default
 
-
-def own_trainers(text: str) -> str:
-    """Trainers that a script takes from elsewhere and that are none of the libraries', by their names; a
-    class of its own that stands on one of theirs is read where it is.
-    """
-    found = dict.fromkeys(name for name in TRAINER_WORDS.findall(text) if name not in TRAINERS)
-    for name, bases in _DEFINED.findall(text):
-        if not found.keys().isdisjoint({name}) and any(
-            base in TRAINERS for base in TRAINER_WORDS.findall(bases)
-        ):
-            found.pop(name)
-    taken = [name for name in found if f"{name}(" in text or f"= {name}" in text or f"else {name}" in text]
-    return ", ".join(taken[:MOST_TRAINERS])
-
-
-RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
-OF_TRAINER = "of_trainer"
-"""Models that a trainer of a method is given beside the one that it trains."""
-MODELS_BESIDE = (
-    "ref_model",
-    "teacher_model",
-    "reward_model",
-    "reward_funcs",
-    "reward_model_path",
-    "value_model",
-)
 UNPREPARED = late_pattern(r"skip_prepare_dataset[\"']?\s*[:=]\s*True")
 CUTS_TO = ("max_length", "max_seq_length", USUAL_LENGTH)
 """TRL cuts rows as it prepares them: what skips that leaves their length to the script's own collator
 (huggingface/trl f2cd577 trl/trainer/sft_trainer.py, _prepare_dataset).
-"""
-DEFAULTS = "defaults"
-"""Arguments that are a flag's default, with the flag's name and the line that says it."""
-OWN_FIELDS = "own_fields"
-"""Fields of a script's own class of arguments, which takes them whether the library knows them or not."""
-SCRIPT = "script"
-MODEL_FLAG = "$.model"
-"""Until its place is known: the flag whose default the model's name is."""
-INLINE = "deepspeed"
-"""The argument that is a file, or what would stand in one (training_args.py: deepspeed)."""
-ASKS_CARD = "asks_card"
-"""That the script asks its card whether it has bf16; it is read as on one that has."""
-SPREADS, MAPS = "device_map", ("auto", "balanced", "balanced_low_0", "sequential")
-COLOCATED = "colocated"
-"""The share of the card that a server in the trainer's own process takes."""
-OWN_LAYERS = "own_layers"
-"""That Unsloth's class is one that runs some families in layers of its own (models/loader.py:407, 1140)."""
-OWN_SCRIPT = "own_script"
-"""Of flags that a command gives a script: that nobody read what the script itself does."""
-ABSENT = "whose text is not among the files"
-UNREAD_FLAGS = "unread_flags"
-"""Flags that a script is given of which its text was read without any effect."""
-SEVERAL = "several_trainings"
-"""That a script makes arguments of several trainings that differ, of which the last are read."""
-UNSAID = "unsaid"
-"""The dtype of a call that names none: transformers' default, by its release."""
-_OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
-UNSLOTH_LOADS, UNSLOTH_ADAPTS = (
-    late_pattern(f"{_OF_UNSLOTH}from_pretrained$"),
-    late_pattern(f"{_OF_UNSLOTH}get_peft_model$"),
-)
-OF_LAYERS = late_pattern(r"(?:^|\.)Fast(?:Language|Llama|Mistral|Qwen\d?|Gemma\d?)Model\.")
-LOADS = late_pattern(rf"^(?!.*{_OF_UNSLOTH}).*(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
-"""Classes of models, as transformers calls them; tokenizers, processors and configurations are called
-otherwise.
 """
 
 
@@ -237,7 +143,7 @@ def arguments_of(
     beside |= _adapter_keys(module)
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
-    unsloth = _of_unsloth(module, said, own)
+    unsloth = unsloth_keys(module, said, own)
     beside |= _with_told_name(module, unsloth or _loaded_model_keys(module, own))
     if own.get("method"):  # whose further models the method tells
         beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
@@ -361,12 +267,6 @@ def _arguments_named(*nodes: ast.AST) -> str | None:
     return next((one[0] for one in named if one and one[0] in ARGUMENTS), None)
 
 
-LABELS = late_pattern(
-    r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b"
-)
-LABELS_PLACE = f"{SCRIPT}.labels"
-
-
 def _labels_key(called: str) -> dict[str, Any]:
     """A model whose head tells labels apart, in place of a vocabulary's tokens."""
     found = LABELS.search(called)
@@ -388,7 +288,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     )
     found, others = model_loads(module)
     if found is None or not LOADS.search(found[WHOLE]):
-        found = next(_model_calls(module), None)
+        found = next(model_calls(module), None)
     if trained is None and found is not None:
         return {
             **others,
@@ -396,7 +296,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
             **_labels_key(found[WHOLE]),
             **own_class_key(module, found),
             **open_bits_key(module, found),
-            **_model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
+            **model_name_key(module, found, ("0", "pretrained_model_name_or_path")),
             **from_pretrained_keys(found),
         }
     if trained is None:
@@ -405,47 +305,9 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     return {
         **others,
         "dtype": "float32",
-        **_model_name_key(module, trained, ("model", "0")),
+        **model_name_key(module, trained, ("model", "0")),
         **from_pretrained_keys(initial),
     }
-
-
-def _model_calls(module: Module) -> Iterator[dict[str, Any]]:
-    calls = named_calls(module, ("from_pretrained",), local=True)
-    return (held for held in calls if LOADS.search(held[WHOLE]))
-
-
-def _model_name_key(module: Module, call: Mapping[str, Any], places: tuple[str, ...]) -> dict[str, Any]:
-    """A model's name, where the text says it; and the flag that it is the default of, if it is one's."""
-    at = next((at for at in places if at in call), None)
-    name = call[at] if at is not None else None
-    if at is None or not isinstance(name, str):
-        return {}
-    flag = flags_in_call(module, call_node(module, call)).get(at)
-    if name == UNSET and flag is not None and isinstance(flag.default, str):
-        name = flag.default
-    if name == UNSET:
-        return _likely_name_key(module, call_node(module, call), at)
-    return {"model": name, **({MODEL_FLAG: flag} if flag is not None and flag.default == name else {})}
-
-
-HUB_NAME = late_pattern(r"[A-Za-z0-9][\w-]*(?:\.[\w-]+)*/[\w.-]+")
-
-
-def _likely_name_key(module: Module, node: ast.Call | None, at: str) -> dict[str, Any]:
-    """The last name of a hub's that the text gives what a call is given, under whatever condition; and that
-    it may be another.
-    """
-    if node is None:
-        return {}
-    given = {str(place): held for place, held in enumerate(node.args)}
-    given |= {held.arg: held.value for held in node.keywords if held.arg}
-    path = attribute_path(given[at]) if at in given else []
-    names = [one for one in given_texts(module, path[-1] if path else "") if HUB_NAME.fullmatch(one.value)]
-    if not names:
-        return {}
-    told = f"{names[-1].value} of line {names[-1].line}, and what else {path[-1]} may be is open"
-    return {"model": names[-1].value, LIKELY_NAME: told}
 
 
 def _with_told_name(module: Module, loaded: Mapping[str, Any]) -> dict[str, Any]:
@@ -462,13 +324,6 @@ def _with_told_name(module: Module, loaded: Mapping[str, Any]) -> dict[str, Any]
         return dict(loaded)
     words = f"{told.value} of {told.name}, and what is loaded is open"
     return {**loaded, "model": told.value, LIKELY_NAME: words}
-
-
-def keys_left_to_release(said: Mapping[str, Any]) -> list[str]:
-    """Those of TRL's whose default it has changed, and that nobody says; a fused kernel's loss is its own."""
-    fused = said.get("use_liger_kernel") is True
-    changed = ("gradient_checkpointing",) if fused else ("gradient_checkpointing", "loss_type")
-    return [name for name in changed if name not in said]
 
 
 def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
@@ -546,152 +401,6 @@ def unmade_key(module: Module) -> dict[str, Any]:
     flags = calls_at_flag(module, (LORA, BITS))
     told = ", ".join(f"{name} of {flag}" for name, flag in flags.items())
     return {UNMADE: f"{told}, which nobody gives here"} if told else {}
-
-
-def bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that is loaded in four or eight bits (transformers utils/quantization_config.py); the rest by
-    name.
-    """
-    four, eight = held.get("load_in_4bit") is True, held.get("load_in_8bit") is True
-    own = (*WIDTHS, "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
-    rest = [name for name in held if name not in (*OURS, *own, *WITHOUT_BYTES)]
-    weights = held.get("bnb_4bit_quant_type", "fp4") if four else "int8" if eight else None
-    made = {
-        "quantized": weights,
-        **({"double_quant": held.get("bnb_4bit_use_double_quant", False)} if four else {}),
-    }
-    untold = ", ".join(name for name in ("load_in_4bit", "load_in_8bit") if held.get(name) == UNSET)
-    why = ", ".join(sorted(rest)) or (f"{untold}, which the text does not tell" if untold else "")
-    return {**(made if weights else {}), **({BITS: why} if rest or not weights else {})}
-
-
-def from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
-    """How a model is loaded: the dtype and the attention that the call names, and four or eight bits as its
-    own keywords, which transformers 4 makes a ``BitsAndBytesConfig`` of (v4.57 modeling_utils.py,
-    from_pretrained).
-    """
-    dtype, attention = held.get("dtype", held.get("torch_dtype")), held.get("attn_implementation")
-    return {
-        **({"dtype": str(dtype).removeprefix("torch.")} if dtype is not None else {}), **({"attention": attention} if attention is not None else {}),
-        **_bits_of_keywords(held), **({SPREADS: at} if (at := held.get(SPREADS)) in MAPS else {}),
-    }  # fmt: skip
-
-
-def open_bits_key(module: Module, held: Mapping[str, Any]) -> dict[str, Any]:
-    """That a loading call is given a quantization, or arguments, that the text does not tell."""
-    told = held.get("quantization_config")
-    elsewhere = told == UNSET or (
-        isinstance(told, dict) and BASE in told
-    )  # what another file's function returns
-    if elsewhere and not any(named_calls(module, (BITS,))):
-        return {BITS: "quantization_config, which the text does not tell"}
-    return {BITS: "further arguments, which the text does not tell"} if held.get(KEYWORDS) == UNSET else {}
-
-
-def bit_keywords(held: Mapping[str, Any]) -> list[str]:
-    """Keywords of a loading call that ask for fewer bits."""
-    return [name for name in WIDTHS if held.get(name, False) not in (False, None)]
-
-
-def _bits_of_keywords(held: Mapping[str, Any]) -> dict[str, Any]:
-    return (
-        bitsandbytes_keys(
-            {name: value for name, value in held.items() if name.startswith(("load_in_", "bnb_"))}
-        )
-        if bit_keywords(held)
-        else {}
-    )
-
-
-def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """What Unsloth loads and trains, with its own defaults (unslothai/unsloth 015bdef
-    unsloth/models/loader.py:405-425, llama.py:3060-3085), which stand before the arguments' in ``said`` and
-    ``own``; nothing of a script without it.
-    """
-    load = next(
-        (
-            held
-            for held in named_calls(module, ("from_pretrained",), local=True)
-            if UNSLOTH_LOADS.search(held[WHOLE])
-        ),
-        None,
-    )
-    if load is None:
-        return {}
-    trained = next(
-        (held for held in calls_made(module, ("get_peft_model",)) if UNSLOTH_ADAPTS.search(held[WHOLE])),
-        None,
-    )
-    if said.get("fp16") is not True:
-        said.setdefault("bf16", True)
-    own.pop("loss_type", None)
-    own.pop(RELEASE_DEFAULTS, None)
-    asked = (
-        said.pop("max_seq_length", None),
-        said.pop("max_length", None),
-        load.get("max_seq_length", own_default("unsloth", "max_seq_length")),
-    )
-    length = next((held for held in asked if held is not None), UNSET)
-    own["max_length"] = length
-    made = {"unsloth": True, **_model_name_key(module, load, ("0", "model_name")), **unsloth_bits(load)}
-    if OF_LAYERS.search(load[WHOLE]):
-        made[OWN_LAYERS] = True
-    if (share := unsloth_colocated_share(load)) is not None:
-        made[COLOCATED] = share
-    recompute = (trained or load).get("use_gradient_checkpointing", "unsloth")
-    if recompute not in (False, None, "False", "none"):
-        said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET
-    if recompute == "unsloth" and not (isinstance(length, int) and length < WORTH_OFFLOADING):
-        made["offload"] = True
-    return {
-        **made,
-        **(with_open_branch(LORA, _unsloth_adapter(trained), trained) if trained is not None else {}),
-    }
-
-
-def unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
-    """Four bits, unless others or a whole fine-tune are asked for; scales quantized again."""
-    whole, eight, four = (
-        load.get(name, usual)
-        for name, usual in (("full_finetuning", False), ("load_in_8bit", False), ("load_in_4bit", True))
-    )
-    if UNSET in (whole, eight, four):
-        return {BITS: "load_in_4bit"}
-    if whole is True or not (eight or four):
-        return {"dtype": "bfloat16"}
-    return {"quantized": "int8"} if eight else {"quantized": "nf4", "double_quant": True}
-
-
-def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
-    """LoRA of rank 16 on every linear layer unless told otherwise."""
-    held = {
-        name: value
-        for name, value in trained.items()
-        if name not in ("0", "model", BRANCH, *_UNSLOTH_WITHOUT_BYTES) and value is not None
-    }
-    usual = {"r": 16, "target_modules": ALL_LINEAR}
-    asked = {**usual, **held}
-    targets, whole = asked["target_modules"], asked.pop("modules_to_save", None)
-    named = [*(targets if isinstance(targets, list) else ()), *(whole if isinstance(whole, list) else ())]
-    tables = [name for name in dict.fromkeys(named) if str(name).rpartition(".")[2] in TABLES]
-    if isinstance(targets, list):
-        asked["target_modules"] = [name for name in targets if name not in tables]
-    if rest := [name for name in whole or () if name not in tables] if isinstance(whole, list) else whole:
-        asked["modules_to_save"] = rest
-    return {**lora_config_keys(asked), **({WHOLE_TABLES: ", ".join(tables)} if tables else {})}
-
-
-TABLES, WHOLE_TABLES = ("embed_tokens", "lm_head"), "whole_tables"
-"""What Unsloth trains whole wherever it is named among the targets, in a copy of its own
-(unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model: _redirect_embedding_targets).
-"""
-_UNSLOTH_WITHOUT_BYTES = (
-    "use_gradient_checkpointing",
-    "random_state",
-    "max_seq_length",
-    "loftq_config",
-    "temporary_location",
-)
 
 
 def _prepare_kbit_keys(held: Mapping[str, Any], said: dict[str, Any], *, quantized: bool) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from memsheet.exchange.formats.swift.written import (
 from memsheet.exchange.shared.colocated_server import MODE, SHARE, SWITCH, colocated_moves
 from memsheet.exchange.shared.config_commands import SWIFT_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, plan_word, read_format_values
-from memsheet.exchange.shared.trainer_script import SCRIPT
+from memsheet.exchange.shared.script_places import SCRIPT
 from memsheet.exchange.shared.trainers import (
     comma_separated_names,
     row_of,

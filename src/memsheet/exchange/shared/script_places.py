@@ -1,0 +1,42 @@
+"""Where what a training script says stands among the values that are read of it."""
+
+from __future__ import annotations
+
+from memsheet.patterns import late_pattern
+
+RELEASE_DEFAULTS = "left_to_release"
+"""Keys that nobody says and whose default TRL has changed."""
+BITS, UNMADE, LIKELY_NAME = "BitsAndBytesConfig", "unmade", "likely_name"
+OWN_TRAINER = "own_trainer"
+"""That what trains is a class of somebody's own."""
+OF_TRAINER = "of_trainer"
+"""Models that a trainer of a method is given beside the one that it trains."""
+DEFAULTS = "defaults"
+"""Arguments that are a flag's default, with the flag's name and the line that says it."""
+OWN_FIELDS = "own_fields"
+"""Fields of a script's own class of arguments, which takes them whether the library knows them or not."""
+SCRIPT = "script"
+MODEL_FLAG = "$.model"
+"""Until its place is known: the flag whose default the model's name is."""
+INLINE = "deepspeed"
+"""The argument that is a file, or what would stand in one (training_args.py: deepspeed)."""
+ASKS_CARD = "asks_card"
+"""That the script asks its card whether it has bf16; it is read as on one that has."""
+SPREADS, MAPS = "device_map", ("auto", "balanced", "balanced_low_0", "sequential")
+COLOCATED = "colocated"
+"""The share of the card that a server in the trainer's own process takes."""
+OWN_LAYERS = "own_layers"
+"""That Unsloth's class is one that runs some families in layers of its own (models/loader.py:407, 1140)."""
+OWN_SCRIPT = "own_script"
+"""Of flags that a command gives a script: that nobody read what the script itself does."""
+ABSENT = "whose text is not among the files"
+UNREAD_FLAGS = "unread_flags"
+"""Flags that a script is given of which its text was read without any effect."""
+SEVERAL = "several_trainings"
+"""That a script makes arguments of several trainings that differ, of which the last are read."""
+UNSAID = "unsaid"
+"""The dtype of a call that names none: transformers' default, by its release."""
+LABELS = late_pattern(
+    r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b"
+)
+LABELS_PLACE = f"{SCRIPT}.labels"

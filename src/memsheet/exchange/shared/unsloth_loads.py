@@ -1,0 +1,123 @@
+"""What Unsloth loads and trains, by its own defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.exchange.shared.colocated_server import unsloth_colocated_share
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.loaded_models import OF_UNSLOTH, model_name_key
+from memsheet.exchange.shared.peft_configs import (
+    LORA,
+    lora_config_keys,
+    with_open_branch,
+)
+from memsheet.exchange.shared.python_branches import calls_made
+from memsheet.exchange.shared.python_config import (
+    BRANCH,
+    WHOLE,
+    named_calls,
+)
+from memsheet.exchange.shared.python_module import Module
+from memsheet.exchange.shared.script_places import BITS, COLOCATED, OWN_LAYERS, RELEASE_DEFAULTS
+from memsheet.patterns import late_pattern
+from memsheet.plan.adapter_targets import ALL_LINEAR
+from memsheet.plan.library_defaults import WORTH_OFFLOADING, own_default
+
+UNSLOTH_LOADS, UNSLOTH_ADAPTS = (
+    late_pattern(f"{OF_UNSLOTH}from_pretrained$"),
+    late_pattern(f"{OF_UNSLOTH}get_peft_model$"),
+)
+OF_LAYERS = late_pattern(r"(?:^|\.)Fast(?:Language|Llama|Mistral|Qwen\d?|Gemma\d?)Model\.")
+
+
+def unsloth_keys(module: Module, said: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What Unsloth loads and trains, with its own defaults (unslothai/unsloth 015bdef
+    unsloth/models/loader.py:405-425, llama.py:3060-3085), which stand before the arguments' in ``said`` and
+    ``own``; nothing of a script without it.
+    """
+    load = next(
+        (
+            held
+            for held in named_calls(module, ("from_pretrained",), local=True)
+            if UNSLOTH_LOADS.search(held[WHOLE])
+        ),
+        None,
+    )
+    if load is None:
+        return {}
+    trained = next(
+        (held for held in calls_made(module, ("get_peft_model",)) if UNSLOTH_ADAPTS.search(held[WHOLE])),
+        None,
+    )
+    if said.get("fp16") is not True:
+        said.setdefault("bf16", True)
+    own.pop("loss_type", None)
+    own.pop(RELEASE_DEFAULTS, None)
+    asked = (
+        said.pop("max_seq_length", None),
+        said.pop("max_length", None),
+        load.get("max_seq_length", own_default("unsloth", "max_seq_length")),
+    )
+    length = next((held for held in asked if held is not None), UNSET)
+    own["max_length"] = length
+    made = {"unsloth": True, **model_name_key(module, load, ("0", "model_name")), **unsloth_bits(load)}
+    if OF_LAYERS.search(load[WHOLE]):
+        made[OWN_LAYERS] = True
+    if (share := unsloth_colocated_share(load)) is not None:
+        made[COLOCATED] = share
+    recompute = (trained or load).get("use_gradient_checkpointing", "unsloth")
+    if recompute not in (False, None, "False", "none"):
+        said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET
+    if recompute == "unsloth" and not (isinstance(length, int) and length < WORTH_OFFLOADING):
+        made["offload"] = True
+    return {
+        **made,
+        **(with_open_branch(LORA, _unsloth_adapter(trained), trained) if trained is not None else {}),
+    }
+
+
+def unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
+    """Four bits, unless others or a whole fine-tune are asked for; scales quantized again."""
+    whole, eight, four = (
+        load.get(name, usual)
+        for name, usual in (("full_finetuning", False), ("load_in_8bit", False), ("load_in_4bit", True))
+    )
+    if UNSET in (whole, eight, four):
+        return {BITS: "load_in_4bit"}
+    if whole is True or not (eight or four):
+        return {"dtype": "bfloat16"}
+    return {"quantized": "int8"} if eight else {"quantized": "nf4", "double_quant": True}
+
+
+def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
+    """LoRA of rank 16 on every linear layer unless told otherwise."""
+    held = {
+        name: value
+        for name, value in trained.items()
+        if name not in ("0", "model", BRANCH, *_UNSLOTH_WITHOUT_BYTES) and value is not None
+    }
+    usual = {"r": 16, "target_modules": ALL_LINEAR}
+    asked = {**usual, **held}
+    targets, whole = asked["target_modules"], asked.pop("modules_to_save", None)
+    named = [*(targets if isinstance(targets, list) else ()), *(whole if isinstance(whole, list) else ())]
+    tables = [name for name in dict.fromkeys(named) if str(name).rpartition(".")[2] in TABLES]
+    if isinstance(targets, list):
+        asked["target_modules"] = [name for name in targets if name not in tables]
+    if rest := [name for name in whole or () if name not in tables] if isinstance(whole, list) else whole:
+        asked["modules_to_save"] = rest
+    return {**lora_config_keys(asked), **({WHOLE_TABLES: ", ".join(tables)} if tables else {})}
+
+
+TABLES, WHOLE_TABLES = ("embed_tokens", "lm_head"), "whole_tables"
+"""What Unsloth trains whole wherever it is named among the targets, in a copy of its own
+(unslothai/unsloth 0050c73 unsloth/models/llama.py, get_peft_model: _redirect_embedding_targets).
+"""
+_UNSLOTH_WITHOUT_BYTES = (
+    "use_gradient_checkpointing",
+    "random_state",
+    "max_seq_length",
+    "loftq_config",
+    "temporary_location",
+)
