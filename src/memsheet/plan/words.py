@@ -48,7 +48,9 @@ class _Said(NamedTuple):
     keys: Mapping[str, Any]
 
 
-_NAMED_RELEASE = late_pattern(r"(?:[A-Za-z][\w.-]*[ ]*(?:==|=|@|[ ])[ ]*v?|v)(\d[\w.+-]*)")
+_NAMED_RELEASE = late_pattern(
+    r"(?:[A-Za-z][\w.-]*[ ]*(?:==|=|@)[ ]*v?|[A-Za-z][\w.-]*[ ]+v?(?=\d+\.)|v)(\d[\w.+-]*)"
+)
 """A release behind its program's name, as package managers write it (``trl==1.10``)."""
 
 

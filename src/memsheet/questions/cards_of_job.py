@@ -63,10 +63,19 @@ def words_of_node(gpus: Any, job: AccountedJob) -> str:
     they are not.
     """
     short = too_few_cards(gpus, job)
-    nodes = job.whole.nodes
-    if short is None or not nodes or short[0] * nodes != short[1]:
+    if short is None:
         return ""
-    return f"{gpus} is one of the {nodes} nodes that the files say: the sheet is on all {short[1]} GPUs"
+    named, ranks = short
+    if (nodes := job.whole.nodes) and named * nodes == ranks:
+        return f"{gpus} is one of the {nodes} nodes that the files say: the sheet is on all {ranks} GPUs"
+    request = job.whole.request
+    stages = int(request.get("mesh.pp") or 1) if request.get("task") == "infer" else 1
+    if stages == 1 or ranks % named or named % max(1, ranks // stages):
+        return ""
+    return (
+        f"{gpus} is taken for one of {ranks // named} nodes, over which the server's {stages} stages go: "
+        f"the sheet is on all {ranks} GPUs"
+    )
 
 
 def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:

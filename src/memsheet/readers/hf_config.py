@@ -37,7 +37,11 @@ class Config:
 def library_config(found: Config) -> Config:
     """A config in the words of the library, where its family's code lies on the hub."""
     own = found.values.get("model_type") if isinstance(found.values, Mapping) else None
-    if own in FAMILIES or (values := library_values(found.values)) is found.values:
+    if (
+        not isinstance(own, str)
+        or own in FAMILIES
+        or (values := library_values(found.values)) is found.values
+    ):
         return found
     return Config(values, found.name, replace(found.source, own_code=str(own)))
 

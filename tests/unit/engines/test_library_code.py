@@ -42,6 +42,7 @@ def unread(pair, monkeypatch):
     def ask(engine, tp):
         with monkeypatch.context() as patch:
             patch.delitem(FAMILIES, pair["model_type"])
+            patch.setattr("memsheet.questions.question_parts._recent_models", {})
             return served(pair, engine, tp)
 
     return ask

@@ -89,7 +89,9 @@ def absent_files(reads: Mapping[str, Read]) -> list[str]:
         value
         for read, kind, value in named
         if isinstance(value, str)
-        and not any(_is_file(at, value) for at, other in reads.items() if other is not read)
+        and not any(
+            _is_file(at, value) for at, other in reads.items() if other is not read and not other.shipped
+        )
         and not any(
             other.form.name == kind and other is not read and not other.shipped for other in reads.values()
         )
