@@ -231,6 +231,31 @@ def test_a_summary_fills_in_what_a_cut_message_lacks(table: str, cause: str) -> 
     assert diagnose_texts({"log": f"{CUT}\n{table}"}).cause.value == cause
 
 
+OLD_CUT = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 79.15 GiB total capa"
+
+
+@pytest.mark.parametrize(
+    ("table", "cause"),
+    [
+        (summary(1, (71680, 72000), 79800), "fragmentation"),
+        (summary(1, (77824, 77900), 78020), "unknown"),  # up to 3 GiB may have been free
+        (summary(1, (79400, 79410), 79500), "real_need"),
+    ],
+)
+def test_a_summary_of_an_old_release_fills_in_what_is_cut_within_the_cards_size(
+    table: str, cause: str
+) -> None:
+    """What the allocator did not hold of the card is the most that was free; MiB had no i."""
+    old = table.replace("MiB", "MB").replace("GiB", "GB")
+    assert diagnose_texts({"log": f"{OLD_CUT}\n{old}"}).cause.value == cause
+
+
+@pytest.mark.parametrize("verb", ["crashes with", "dies: it raises", "I get a"])
+def test_a_named_error_of_tensorflow_in_a_sentence_is_a_memory_error(verb: str) -> None:
+    assert diagnose_texts({"log": f"The fourth fold {verb} ResourceExhaustedError, always."}).found
+    assert not diagnose_texts({"log": "ResourceExhaustedError is the name of a class."}).found
+
+
 @pytest.mark.parametrize(
     ("sizes", "kept", "cause"),
     [

@@ -250,7 +250,8 @@ _BARE = re.compile(
     r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b"
     r"|out of memory\b[.!]?$"
     r"|.{0,300}?(?:\b(?:error|exception|failed|failure|refused|fatal)\b|what\(\)).{0,300}?\bout of memory\b"
-    r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError))",
+    r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError)"
+    r"|.{0,300}?\b(?:crash|die|fail|stop|get|rais|throw)\w{0,4}\b.{0,60}?\bResourceExhaustedError\b)",
     re.IGNORECASE,
 )
 """A line that says so as an error does: at its beginning, or behind the word error. A sentence of a manual
@@ -258,6 +259,7 @@ does neither.
 """
 
 
+_OF_MEMORY = ("memory", "Memory", "ResourceExhausted")
 _ENGINE = (
     "the server says that its engine had died before: what it died of, memory or not, stands in the engine's own "
     "traceback, earlier in the log, which is not in this text"
@@ -309,7 +311,7 @@ def bare_lines(log: Log) -> Iterator[Message]:
     the program.
     """
     for number, line in enumerate(log.lines):
-        if ("memory" in line or "Memory" in line) and _BARE.match(line.lstrip("> ")):
+        if any(word in line for word in _OF_MEMORY) and _BARE.match(line.lstrip("> ")):
             if _ASKS_LESS.search(line) and goes_on(log.lines[number + 1 :]):
                 continue
             yield Message(kind="bare", line=number, judge=judge_bare)

@@ -19,13 +19,15 @@ _DEVICE = re.compile(r"PyTorchCUDAmemorysummary,deviceID(\d{1,4})")
 _ROWS = {
     "allocated": "Allocatedmemory", "reserved": "GPUreservedmemory", "not_releasable": "Non-releasablememory",
 }  # fmt: skip
-_SIZE = r"(\d{1,15})(?:\.\d{1,2})?(B|KiB|MiB|GiB|TiB)"
+_SIZE = r"(\d{1,15})(?:\.\d{1,2})?(B|[KMGT]i?B)"
+"""Without the i until PyTorch 1.12 (torch/cuda/memory.py, _format_size), and of 1,024 all the same."""
 _PATTERNS = {name: re.compile(rf"{words}\|{_SIZE}\|{_SIZE}\|") for name, words in _ROWS.items()}
 
 
 def _whole_units(number: str, unit: str) -> Interval:
     """What a size may be that is rounded down to whole units."""
-    return Interval(int(number) * BINARY[unit], (int(number) + 1) * BINARY[unit] - 1)
+    size = BINARY[unit if unit == "B" or "i" in unit else f"{unit[0]}iB"]
+    return Interval(int(number) * size, (int(number) + 1) * size - 1)
 
 
 def summary_facts(log: Log) -> dict[str, Interval]:
@@ -47,6 +49,9 @@ def with_summary(message: Message, log: Log) -> Message | None:
     facts, said = summary_facts(log), message.facts
     device = _DEVICE.search(log.squeezed)
     of_it = device is not None and message.words.get("device", device[1]) == device[1]
+    if "free" not in said and "capacity" in said and "summary_reserved_bytes" in facts:
+        room = said["capacity"] - facts["summary_reserved_bytes"]
+        said = {**said, "free": Interval(0, max(0, room.high))}
     short = "free" in said and "asked" in said and at_least(said["free"], said["asked"]) is False
     names = [f"summary_{name}{at}_bytes" for name in ("allocated", "reserved") for at in ("", "_peak")]
     if (

@@ -41,7 +41,7 @@ _MODERN = {
 }
 _BRACKETS = {
     "asked": re.compile(f"Triedtoallocate{_SIZE}"),
-    "capacity": re.compile(f"{_SIZE}totalcapacity"),
+    "capacity": re.compile(f"{_SIZE}totalcap"),
     "allocated": re.compile(f"{_SIZE}alreadyallocated"),
     "free": re.compile(f"{_SIZE}free[;)]"),
     "allowed": re.compile(f"{_SIZE}allowed;"),
@@ -63,6 +63,8 @@ _DRIVER_POOL = {
 }
 _PROCESS = re.compile(rf"Process(\d{{1,10}})has{_SIZE}memoryinuse")
 _DEVICE = re.compile(r"(?:GPU|NPU|XPU|MLU)(\d{1,4})(?:hasatotal|;)")
+_CUT = re.compile(rf"\((?:GPU|NPU|XPU|MLU)\d{{1,4}};{_SIZE}totalcap(?!acity)")
+"""A message in brackets that ends within the name of its first figure."""
 REACH = 6000
 """Letters after its beginning within which a message ends: some thirty processes are named in so many."""
 IN_WARNING = re.compile(r"(?:User|Runtime)Warning:[^:]{0,120}$")
@@ -92,7 +94,7 @@ def _read_message(text: str, log: Log, found: re.Match[str]) -> Message:
     who = found["who"] or ""
     fields = (
         _MPS if who.startswith("MPS") else _DRIVER_POOL if "Currentlyallocated:" in text
-        else _BRACKETS if "totalcapacity;" in text else _MODERN
+        else _BRACKETS if "totalcapacity;" in text or _CUT.search(text) else _MODERN
     )  # fmt: skip
     facts: dict[str, Interval] = {}
     for name, pattern in fields.items():
