@@ -8,71 +8,34 @@ from math import gcd
 from types import MappingProxyType
 from typing import Any
 
-from memsheet.budget import Answer, Result, worst_sheet
+from memsheet.budget import Answer, Result
 from memsheet.errors import InputError
-from memsheet.exchange.formats.transformers import OF_METHOD
-from memsheet.exchange.formats.trl import METHOD, is_guessed_method
-from memsheet.exchange.formats.verl.losses import ROLES
-from memsheet.exchange.formats.verl.strategies import foreign_engine
-from memsheet.exchange.shared.colocated_server import SHARE
-from memsheet.exchange.shared.file_format import UNSET, Moved, Read
-from memsheet.exchange.shared.script_places import COLOCATED, OF_TRAINER, SCRIPT
-from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
+from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.frozen import NamedTuple, replace
 from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
-from memsheet.jobs.templates.areal import areal_job
-from memsheet.jobs.templates.factory_ppo import factory_ppo_document
 from memsheet.jobs.templates.generation import is_own_generation
-from memsheet.jobs.templates.nemo_rl import nemo_rl_job
-from memsheet.jobs.templates.openrlhf import openrlhf_job
-from memsheet.jobs.templates.planned import Held, Made, Sizes
-from memsheet.jobs.templates.preferences import (
-    AXOLOTL,
-    FACTORY,
-    SCRIPTS,
-    SWIFT,
-    TRL,
-    preference_document,
-)
-from memsheet.jobs.templates.prime_rl import prime_rl_job
-from memsheet.jobs.templates.roll import roll_job
-from memsheet.jobs.templates.slime import slime_job
-from memsheet.jobs.templates.swift import swift_gkd_job, swift_grpo_job
-from memsheet.jobs.templates.swift_megatron import swift_megatron_job
-from memsheet.jobs.templates.swift_rollout import answer_tokens
-from memsheet.jobs.templates.trl_students import STUDENTS, regressing_document, student_document
-from memsheet.jobs.templates.trl_values import (
-    ANSWERS_OF,
-    OF_ANSWERS,
-    OF_METHODS,
-    ONLINE,
-    asynchronous_document,
-    distilling_document,
-    generating_document,
-    online_document,
-    ppo_document,
-)
-from memsheet.jobs.templates.verl import (
-    has_shorter_rows,
-    open_words,
-    unsaid_longest,
-    verl_document,
-    with_machines_of,
-)
 from memsheet.plan.device import Cluster
-from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.document import asked_as
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.workload import Training
 from memsheet.questions.doubts_of_files import of_rows
 from memsheet.questions.job import WITH_OUTPUT, answer_job
+from memsheet.questions.job_makers import (
+    ACCOUNTED,
+    AREAL,
+    MAKERS,
+    NEMO_RL,
+    OPENRLHF,
+    PRIME_RL,
+    ROLL,
+    SLIME,
+    VERL,
+    asked_machines,
+)
 from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
-from memsheet.sheet import Component, Instant, Item
+from memsheet.sheet import Component, Item
 
-VERL, OPENRLHF, SLIME, NEMO_RL = "verl", "openrlhf", "slime", "nemo-rl"
-PRIME_RL, AREAL, ROLL = "prime-rl", "areal", "roll"
-"""Names of formats."""
 LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL, PRIME_RL, AREAL, ROLL)
 """Whose file says all of its models, so that the job accounts whatever it moves."""
 
@@ -309,7 +272,7 @@ def _leaves_out(roles: dict[str, Any], field: str) -> bool:
 
 def _where_placed(document: Mapping[str, Any], ask: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """The machines, with as many cards as the roles have places on, where they have their own."""
-    where = _machines(ask)
+    where = asked_machines(ask)
     places = document.get("placement", {}).values()
     count = max((first + many for first, many in places), default=0)
     if count and where["cluster"] is None and count != cluster.count:
@@ -350,292 +313,3 @@ def _moves_beside(read: Read) -> Callable[[Any, Any], Iterator[Moved]] | None:
     if own is None or read.form.name in LAUNCHERS:
         return None
     return lambda values, asked: (one for one in own(values, asked) if one.at not in ACCOUNTED)
-
-
-ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
-"""A server on the same cards, and the loss of supervised fine-tuning."""
-
-
-def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    values = with_machines_of(read.values, answer.cluster.per_node, answer.cluster.nodes) if answer.cluster else read.values  # fmt: skip
-    found = verl_document(values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
-    if found is None:
-        return None
-    own, foreign = unsaid_longest(values), foreign_engine(values)
-    over = (f"{foreign} says for itself what is divided and what leaves the cards",) if foreign else ()
-    away = tuple(name for name, role in found["roles"].items() if role["plan"]["task"] == "train")
-    return Made(
-        found, open_words(values), has_shorter_rows(values), over, elsewhere=away if foreign else (),
-        unsaid_longest=own,
-    )  # fmt: skip
-
-
-def _of_launcher(
-    make: Callable[..., Made | None],
-) -> Callable[[Read, Answer, Mapping[str, Any]], Made | None]:
-    """What makes the job of a launcher that says all of its models."""
-    return lambda read, answer, _: make(
-        read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer)
-    )
-
-
-def _sizes_of(answer: Answer) -> Sizes:
-    return Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden, layers=answer.model.layers)
-
-
-def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
-    """Of TRL's YAML or flags."""
-    made = _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
-    if made is None or not is_guessed_method(read.values):
-        return made
-    over = (*made.over_words, MAY_BE_ANOTHER)
-    return made._replace(over_words=over, elsewhere=(*made.elsewhere, "reference"))
-
-
-MAY_BE_ANOTHER = (
-    "which method trains is not said: counted as DPO, by a key that ORPO and CPO have as well, which have no "
-    "reference"
-)
-
-
-def _job_of_script(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
-    """Of a script that calls one of TRL's trainers; Unsloth puts losses of its own in their place."""
-    if read.values.get(f"{SCRIPT}.unsloth") is True:
-        return None
-    inside = tuple(f"{SCRIPT}.{name}." for name in (OF_METHOD, OF_TRAINER))
-    own = {
-        at.removeprefix(before): held
-        for at, held in read.values.items()
-        for before in inside
-        if at.startswith(before)
-    }
-    plain = {at: held for at, held in read.values.items() if not at.startswith(f"{SCRIPT}.")}
-    kept = {"max_length": read.values[at]} if (at := f"{SCRIPT}.max_length") in read.values else {}
-    return _job_of_method(
-        read, str(read.values.get(f"{SCRIPT}.{METHOD}")), {**plain, **kept, **own}, answer, ask
-    )
-
-
-def _job_of_method(
-    read: Read, method: str, values: Mapping[str, Any], answer: Answer, ask: Mapping[str, Any]
-) -> Made | None:
-    plan, model = plan_document(answer.plan), asked_as(answer.model)
-    method = AS_GRPO.get(method, method)
-    elements, sizes, said = _token_elements(answer), _sizes_of(answer), _said_length(answer)
-    if method in STUDENTS:
-        return student_document(method, {**values, "@seq_len": said}, plan, model, elements, sizes)
-    if method in OF_METHODS:
-        return generating_document(method, {**values, "@seq_len": said}, plan, model, elements, sizes)
-    if method in REGRESSED:
-        return regressing_document({**values, "@seq_len": said}, plan, model, elements)
-    if method in ASYNCHRONOUS:
-        own = {**values, "@seq_len": _said_length(answer)}
-        return asynchronous_document(own, plan, model, answer.model.vocab)
-    if method.lower() == OF_ANSWERS:
-        method, values = OF_ANSWERS, {**values, "@seq_len": _said_length(answer)}
-    if method in ANSWERS_OF:
-        teacher = next(
-            (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
-        )
-        return distilling_document(method, values, plan, model, teacher, sizes) if teacher else None
-    if method in ONLINE:
-        return online_document(method, values, plan, model)
-    if method == "PPO":
-        made = ppo_document(
-            {**values, "@seq_len": _said_length(answer)},
-            plan,
-            model,
-            answer.model.vocab,
-            _token_elements(answer),
-        )
-        return _with_critic_at_once(made, ask) if made else None
-    return _job_of_preferences(
-        TRL, read, answer, fused=values.get("use_liger_kernel") is True, given=values.get("ref_model")
-    )
-
-
-def _token_elements(answer: Answer) -> int:
-    """What a token adds to the cache of all layers, in elements."""
-    layers = caching_layers(answer.model)
-    return sum(count * int(kv_elements_per_token(mixer)) for _, mixer, count in layers)
-
-
-def _said_length(answer: Answer) -> int | None:
-    """Tokens of a row, where somebody says how many."""
-    job = answer.plan.workload
-    return int(job.seq_len) if isinstance(job, Training) and job.seq_len and not answer.ladder else None
-
-
-def _with_critic_at_once(made: Made, ask: Mapping[str, Any]) -> Made | None:
-    """A job with what its critic adds while the actor goes back: the critic's own step less what rests."""
-    document, alone = made.document, {"name": "update_critic", "active": "critic"}
-    roles = {"critic": document["roles"]["critic"]}
-    try:
-        (sheet, *_) = answer_job({**document, "roles": roles, "phases": [alone]}, _machines(ask)).sheets
-    except InputError:
-        return None
-    rests = sheet.instants[0]
-    most = max(int(sheet.at(when).value - sheet.at(rests).value) for when in sheet.instants)
-    why = "the critic's saved activations and gradients, which are there at once"
-    extra = {
-        "component": "saved_activations",
-        "path": "critic_at_once",
-        "bytes": [most // 2, most, most],
-        "why": why,
-    }
-    phases = [
-        {**one, "items": [extra]} if one.get("active") == "actor" else one for one in document["phases"]
-    ]
-    return made._replace(document={**document, "phases": phases})
-
-
-def _machines(ask: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
-
-
-TEACHERS = ("teacher_model_name_or_path", "teacher_model")
-AS_GRPO: Mapping[str, str] = dict.fromkeys(("GMPO", "GRPOWithReplayBuffer"), "GRPO")
-"""Trainers that are GRPO's with another loss of the same log-probabilities, or with earlier groups of answers
-beside (huggingface/trl f2cd577 trl/experimental/gmpo, grpo_with_replay_buffer).
-"""
-ASYNCHRONOUS = ("asynchronous GRPO", "AsyncGRPO")
-REGRESSED = ("A2PO", "A*-PO")
-
-
-def _job_of_preferences(
-    program: str, read: Read, answer: Answer, *, fused: bool = False, given: Any = None
-) -> Made | None:
-    """A method of pairs or of marked answers. ``given``: what a script gives the trainer as reference."""
-    method = read.form.preferences(read.values)
-    if method is None or method.scored:
-        return None
-    widened = _widened_bytes(answer) if method.widened and given is None else 0
-    made = preference_document(
-        program,
-        method,
-        plan_document(answer.plan),
-        asked_as(answer.model),
-        fused=fused,
-        widened_bytes=widened,
-    )
-    if made is None:
-        return None
-    words = "a reference of its own may stand beside adapters: what the trainer is given is not told"
-    return Made(made, (words,) if given is not None and answer.plan.adapter is not None else ())
-
-
-def _widened_bytes(answer: Answer) -> int:
-    """What a copy in fp32 has more than the model that trains."""
-    precision = answer.plan.precision
-    held = int(worst_sheet(answer.sheets).of(Component.PARAMETERS, instant=Instant.LOAD).high)
-    return (
-        0
-        if precision.master_weights
-        else held * (32 - int(precision.parameters.bits)) // int(precision.parameters.bits)
-    )
-
-
-GROUP_OF_TRL, GROUP_OF_VLLM = "trl.", "vllm."
-OF_AXOLOTL = "axolotl-grpo"
-OF_VLLM = {
-    "gpu_memory_utilization": "vllm_gpu_memory_utilization", "tensor_parallel_size": "vllm_tensor_parallel_size", "max_model_len": "vllm_max_model_length",
-}  # fmt: skip
-
-
-def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    """Of pairs, or of TRL's GRPO, whose words stand in groups of their own (axolotl-ai-cloud/axolotl 067b021
-    src/axolotl/core/trainers/grpo/__init__.py:60-110).
-    """
-    if read.values.get("rl") == "grpo":
-        own = {
-            at.removeprefix(GROUP_OF_TRL): held
-            for at, held in read.values.items()
-            if at.startswith(GROUP_OF_TRL)
-        }
-        own |= {
-            word: held
-            for at, word in OF_VLLM.items()
-            if (held := read.values.get(f"{GROUP_OF_VLLM}{at}")) is not None
-        }
-        own |= {
-            "@seq_len": _said_length(answer),
-            "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps"),
-        }
-        plan = plan_document(answer.plan)
-        elements, sizes = _token_elements(answer), _sizes_of(answer)
-        made = generating_document("GRPO", own, plan, asked_as(answer.model), elements, sizes)
-        return made and made._replace(document={**made.document, "name": OF_AXOLOTL})
-    return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
-
-
-def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    if read.values.get("stage") == "ppo":
-        plan, model = plan_document(answer.plan), asked_as(answer.model)
-        return factory_ppo_document(read.values, plan, model, _token_elements(answer))
-    return _job_of_preferences(FACTORY, read, answer)
-
-
-OF_SWIFT, SWIFT_MEGATRON = "$.method", "swift-megatron"
-"""ms-swift's key of a method, and the name of its format over Megatron-Core."""
-SWIFT_STEP = 16
-"""Sequences of a step that it fills up where nothing is said (swift/trainers/arguments.py)."""
-
-
-def _job_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
-    """Of ms-swift's ``swift rlhf``; nothing of a fine-tuning."""
-    plan, model, method = (
-        plan_document(answer.plan),
-        asked_as(answer.model),
-        read.values.get("rlhf_type", "dpo"),
-    )
-    if read.values.get(OF_SWIFT) != "rlhf":
-        return None
-    if method == "ppo":
-        return _ppo_of_swift(read, answer, ask)
-    make = {"grpo": swift_grpo_job, "gkd": swift_gkd_job}.get(str(method))
-    if make is None:
-        return _job_of_preferences(SWIFT, read, answer)
-    return make(
-        read.values, plan, model, _sizes_of(answer), _held_by(answer), token_elements=_token_elements(answer),
-        length=_said_length(answer),
-    )  # fmt: skip
-
-
-def _job_of_swift_megatron(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    plan, model, said = plan_document(answer.plan), asked_as(answer.model), _said_length(answer) is not None
-    return swift_megatron_job(read.values, plan, model, _sizes_of(answer), _held_by(answer), said=said)
-
-
-def _ppo_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
-    """TRL's own trainer, with adapters on its critic, too (modelscope/ms-swift 3602360
-    swift/pipelines/train/rlhf.py:112, swift/rlhf_trainers/ppo_trainer.py).
-    """
-    plan, rows = plan_document(answer.plan), int(answer.plan.training.microbatch)
-    filled = -(-SWIFT_STEP // (rows * int(answer.plan.mesh.data_parallel)))
-    own = {
-        **read.values, "@seq_len": _said_length(answer), "response_length": answer_tokens(read.values),
-        "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps") or max(1, filled),
-    }  # fmt: skip
-    made = ppo_document(
-        own, plan, asked_as(answer.model), answer.model.vocab, _token_elements(answer), adapted_critic=True
-    )
-    made = _with_critic_at_once(made, ask) if made else None
-    return made and made._replace(accounted=frozenset({"reward_model", "ref_model"}))
-
-
-def _held_by(answer: Answer) -> Held:
-    """What the model that trains holds between its steps."""
-    sheet = worst_sheet(answer.sheets)
-    rests = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS)
-    held = [int(sheet.of(one, instant=Instant.LOAD).value) for one in rests]
-    return Held(held[0], held[1], held[2], int(answer.plan.precision.compute.nbytes(answer.parameters)))
-
-
-MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
-    VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
-    AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
-    SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)), PRIME_RL: (ROLES, _of_launcher(prime_rl_job)),
-    AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)), SWIFT: (OF_SWIFT, _job_of_swift),
-    SWIFT_MEGATRON: (OF_SWIFT, _job_of_swift_megatron),
-}  # fmt: skip
-"""By the name of a format the key that says that further models share the cards, and what makes the job."""
