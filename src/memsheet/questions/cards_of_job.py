@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from memsheet.errors import InputError
 from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.named_models import (
@@ -58,7 +60,7 @@ def too_few_cards(gpus: Any, job: AccountedJob) -> tuple[int, int] | None:
     return (named, ranks) if named and ranks and named < ranks else None
 
 
-def words_of_node(gpus: Any, job: AccountedJob) -> str:
+def words_of_node(gpus: Any, job: AccountedJob, texts: Mapping[str, str]) -> str:
     """That the GPUs which are named are those of one of the nodes that the files say, in words; empty where
     they are not.
     """
@@ -66,16 +68,24 @@ def words_of_node(gpus: Any, job: AccountedJob) -> str:
     if short is None:
         return ""
     named, ranks = short
-    if (nodes := job.whole.nodes) and named * nodes == ranks:
-        return f"{gpus} is one of the {nodes} nodes that the files say: the sheet is on all {ranks} GPUs"
-    request = job.whole.request
-    stages = int(request.get("mesh.pp") or 1) if request.get("task") == "infer" else 1
-    if stages == 1 or ranks % named or named % max(1, ranks // stages):
+    if nodes := job.whole.nodes:
+        of_them = f"{gpus} is one of the {nodes} nodes that the files say: the sheet is on all {ranks} GPUs"
+        return of_them if named * nodes == ranks else ""
+    if ranks % named or not any(map(SEVERAL_MACHINES.search, texts.values())):
         return ""
     return (
-        f"{gpus} is taken for one of {ranks // named} nodes, over which the server's {stages} stages go: "
-        f"the sheet is on all {ranks} GPUs"
+        f"{gpus} is taken for one of {ranks // named} nodes, as the files start several: the sheet is on all "
+        f"{ranks} GPUs"
     )
+
+
+SEVERAL_MACHINES = late_pattern(
+    r"(?:#SBATCH\s+-N|--nodes|--?nnodes|\bn_?nodes|\bnum_nodes|\bNNODES|\bNUM_NODES)[\"']?\s*[ =:]\s*[\"']?"
+    r"(?:[2-9]\b|[1-9]\d|\$)|\bray (?:start|job)|\bRay(?:Cluster|Service|Job)\b|\bLeaderWorkerSet\b|\bMPIJob\b"
+    r"|--node-rank|--machine_rank|executor-backend[ =]ray|\bmpirun\b|\bhostfile\b",
+    re.IGNORECASE,
+)
+"""What a text says that starts a job on several machines, of which named cards may be one's."""
 
 
 def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:

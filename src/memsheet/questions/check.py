@@ -187,7 +187,7 @@ def _check_job(
     if job.answer is None and started and started not in (own, str(gpus)):
         job = account_on_own_cards(files_read.reads, job, started, {**planned, **flags})
     flags = {**flags, **_named_ranks(question)}
-    of_node = words_of_node(question["gpus"], job)
+    of_node = words_of_node(question["gpus"], job, files_read.texts)
     if not of_node and not question.get("ranks_open"):
         job = replace(job, too_few_cards=too_few_cards(question["gpus"], job))
     checked = judge_job(files_read, job, flags, verdict_alone=question.get("verdict_alone", False))

@@ -237,3 +237,19 @@ def test_the_gpus_of_one_of_the_nodes_that_files_say_are_told(
     assert not found.stops
     assert f"one of the {nodes} nodes" in render_checked(found, Look()).splitlines()[0]
     assert memsheet.check(tmp_path / "run.sh", gpus="1xH100-80GB").stops
+
+
+@pytest.mark.parametrize(
+    ("more", "several"),
+    [
+        ("#SBATCH -N 2\n", True), ("ray start --head\n", True), ("# kind: RayService\n", True), ("#SBATCH --nodes=4\n", True),
+        ("", False), ("#SBATCH -N 1\n", False), ("# the nodes are busy\n", False), ("export NNODES=1\n", False),
+    ],
+)  # fmt: skip
+def test_where_files_start_several_machines_the_named_gpus_may_be_ones(
+    tmp_path: Path, more: str, several: bool
+) -> None:
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{more}{SERVE} -tp 4 -pp 2\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="4xH100-80GB")
+    assert found.stops is not several
+    assert ("one of 2 nodes" in found.cards_words) is several
