@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError
-from memsheet.exchange.joined_files import join_files
+from memsheet.exchange.joined_files import ASK_FOR_CARDS, join_files
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
@@ -79,9 +79,22 @@ def words_of_node(gpus: Any, job: AccountedJob, texts: Mapping[str, str]) -> str
     )
 
 
+def words_of_processes(gpus: Any, reads: Mapping[str, Read]) -> str:
+    """That the files start another number of processes than GPUs are named, in words; empty where they do
+    not.
+    """
+    named = named_cards(str(gpus))[0] if gpus else None
+    for name, read in reads.items():
+        started = read.request.get("@gpus")
+        counts = isinstance(started, int) and read.form.name not in ASK_FOR_CARDS
+        if named and counts and started != named:
+            return f"the sheet is on {gpus}, as --gpus says: {name} starts {started} processes"
+    return ""
+
+
 SEVERAL_MACHINES = late_pattern(
-    r"(?:#SBATCH\s+-N|--nodes|--?nnodes|\bn_?nodes|\bnum_nodes|\bNNODES|\bNUM_NODES)[\"']?\s*[ =:]\s*[\"']?"
-    r"(?:[2-9]\b|[1-9]\d|\$)|\bray (?:start|job)|\bRay(?:Cluster|Service|Job)\b|\bLeaderWorkerSet\b|\bMPIJob\b"
+    r"(?:#SBATCH\s+-N|--nodes|--?nnodes|\bn_?nodes|\bnum_nodes)[\"']?\s*[ =:]\s*[\"']?(?:[2-9]\b|[1-9]\d|\$)"
+    r"|\bray (?:start|job)|\bRay(?:Cluster|Service|Job)\b|\bLeaderWorkerSet\b|\bMPIJob\b"
     r"|--node-rank|--machine_rank|executor-backend[ =]ray|\bmpirun\b|\bhostfile\b",
     re.IGNORECASE,
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
+from memsheet.exchange.shared.file_format import Read
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.accumulated_batch import with_accumulated_batch
@@ -24,9 +25,16 @@ from memsheet.questions.cards_of_job import (
     join_on_cards,
     too_few_cards,
     words_of_node,
+    words_of_processes,
 )
 from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
-from memsheet.questions.file_answers import BATCH, account_job, account_on_own_cards, nodes_of_files
+from memsheet.questions.file_answers import (
+    BATCH,
+    AccountedJob,
+    account_job,
+    account_on_own_cards,
+    nodes_of_files,
+)
 from memsheet.questions.job_files import JobFiles, as_its_release, read_job_files, said_of_engine
 from memsheet.questions.judged_files import judge_job
 from memsheet.questions.labelled_models import with_labels_head
@@ -139,6 +147,15 @@ VERDICT_ALONE: Mapping[str, Any] = {"cures": False, "verdict_alone": True}
 """Of a question that is about a verdict: no cures, and of mistakes only what may change it."""
 
 
+def _words_beside(question: Mapping[str, Any], job: AccountedJob, reads: Mapping[str, Read]) -> str:
+    """What is said of the cards above the verdict, where the job is on those that are named."""
+    if question.get("ranks_open") or job.too_few_cards or job.answer is None:
+        return ""
+    cluster = job.answer.cluster
+    named = named_cards(str(question["gpus"]))[0] if question["gpus"] else None
+    return words_of_processes(question["gpus"], reads) if cluster and cluster.count == named else ""
+
+
 def _named_ranks(question: Mapping[str, Any]) -> Mapping[str, int]:
     """The ranks that named cards are, which a file need not say again."""
     count = None if question.get("ranks_open") else named_cards(str(question["gpus"] or "auto"))[0]
@@ -193,7 +210,7 @@ def _check_job(
     checked = judge_job(files_read, job, flags, verdict_alone=question.get("verdict_alone", False))
     return replace(
         checked,
-        cards_words=of_node,
+        cards_words=of_node or _words_beside(question, job, files_read.reads),
         why_not=(*unreadable, *checked.why_not),
         no_model="" if name or unreadable else unnamed_words(files_read.reads),
         keys_alone=not cards and all(map(names_no_model, files_read.reads.values())),

@@ -253,3 +253,17 @@ def test_where_files_start_several_machines_the_named_gpus_may_be_ones(
     found = memsheet.check(tmp_path / "run.sh", gpus="4xH100-80GB")
     assert found.stops is not several
     assert ("one of 2 nodes" in found.cards_words) is several
+
+
+@pytest.mark.parametrize(("started", "named"), [(2, 8), (8, 2), (4, 4)])
+def test_a_training_on_other_cards_than_its_processes_says_so_first(
+    tmp_path: Path, started: int, named: int
+) -> None:
+    (tmp_path / "run.sh").write_text(
+        f"torchrun --nproc_per_node {started} train.py --model_name_or_path Qwen/Qwen2.5-0.5B "
+        "--per_device_train_batch_size 1 --model_max_length 512 --bf16 --gradient_checkpointing\n"
+    )
+    found = memsheet.check(tmp_path / "run.sh", gpus=f"{named}xH100-80GB")
+    assert found.answer is not None
+    lines = render_checked(found, Look()).splitlines()
+    assert (f"starts {started} processes" in lines[0]) is (started != named)

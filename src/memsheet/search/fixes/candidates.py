@@ -13,7 +13,7 @@ from memsheet.frozen import dataclass, field
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster
 from memsheet.plan.dtypes import FP32, INT8
 from memsheet.plan.engine_registry import SEVERAL_GPUS, engine_of, find_engine
-from memsheet.plan.plan import GradientSync, Loss, OptimizerName, Plan, RecomputeMode
+from memsheet.plan.plan import AttentionKind, GradientSync, Loss, OptimizerName, Plan, RecomputeMode
 from memsheet.plan.workload import Training
 from memsheet.sheet import Sheet
 
@@ -92,6 +92,17 @@ class Candidate:
     edit: Callable[[ChangedJob], Edits | None]
     needs: str = ""
     again: str = ""  # what it is called where it was made several times: from ``{before}`` to ``{after}``
+
+
+def _unwritten_scores(state: ChangedJob) -> Edits | None:
+    """Where scores are written out: sdpa where somebody said so, else FlashAttention, as code that writes
+    them of itself knows no other.
+    """
+    plan = state.plan
+    if plan.attention is not AttentionKind.EAGER or not isinstance(plan.workload, Training):
+        return None
+    kind = AttentionKind.SDPA if state.request.get("attention") else AttentionKind.FLASH
+    return {"attention": kind.value} if kind in engine_of(plan).attention else None
 
 
 def _fused_loss(asked: ChangedJob) -> Edits | None:
@@ -308,6 +319,7 @@ def _qlora_edit(asked: ChangedJob) -> Edits | None:
 
 
 CANDIDATES = (
+    Candidate(Price.NOTHING, "attention that writes no scores", _unwritten_scores),
     Candidate(Price.NOTHING, "fused loss (logits never exist whole)", _fused_loss),
     Candidate(
         Price.NOTHING, "sequence parallelism (norms and dropouts cut over tp)", _sequence_parallel_edit

@@ -285,7 +285,7 @@ def _previous_value(state: ChangedJob, key: str) -> Any:
     plan = state.plan
     resolved = {
         "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "nodes": state.cluster.nodes, "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
-        "zero": plan.zero, "engine": plan.engine, "cuda_graphs": list(plan.cuda_graphs) or False, "allocator.expandable_segments": plan.expandable_segments,
+        "attention": plan.attention.value, "zero": plan.zero, "engine": plan.engine, "cuda_graphs": list(plan.cuda_graphs) or False, "allocator.expandable_segments": plan.expandable_segments,
         "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
         "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
         "mesh.tp": plan.mesh.tp, "mesh.cp": plan.mesh.cp, "sequence_parallel": plan.sequence_parallel, "offload.activations": plan.offload.activations,

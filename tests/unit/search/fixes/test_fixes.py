@@ -250,3 +250,18 @@ def test_prices_of_the_candidates_are_in_order() -> None:
     prices = [candidate.price for candidate in CANDIDATES]
     assert prices == sorted(prices)
     assert len({candidate.words for candidate in CANDIDATES}) == len(CANDIDATES)
+
+
+@pytest.mark.parametrize(("asked", "typed"), [("eager", "sdpa"), (None, "flash")])
+def test_scores_that_are_written_out_are_the_first_change(asked: str | None, typed: str) -> None:
+    """By whoever said so, or by a family whose own code does it of itself."""
+    model = "llama-3.1-8b" if asked else "internlm2-7b"
+    job = {"gpus": "1xA100-80GB", "seq_len": 4096, "lora_rank": 16}
+    found = memsheet.train(model, attention=asked, **job)
+    assert found.verdict is not None
+    fix = found.verdict.cheapest_fix
+    assert fix is not None
+    assert [(change.key, change.after) for change in fix.changes] == [("attention", typed)]
+    again = memsheet.train(model, attention=typed, **job)
+    assert again.verdict is not None
+    assert again.verdict.device.value == fix.changes[-1].after_bytes
