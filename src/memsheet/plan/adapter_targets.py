@@ -70,9 +70,11 @@ def targets_of(
         else:
             gaps.assumed.append(f"adapter.targets = {','.join(targets)} (peft's default for {kind.value})")
     if targets is None:
-        found = own_default(model) or LORA_TARGETS.get(model.model_type) if model else None
+        own = own_default(model) if model else None
+        found = own or (LORA_TARGETS.get(model.model_type) if model else None)
         if found is not None:
-            gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default)")
+            whose = "its own code's one matrix of queries, keys and values" if own else "peft's default"
+            gaps.assumed.append(f"adapter.targets = {','.join(found)} ({whose})")
         elif model is not None and (found := _attention_linears(model, stacked_names(model, engine))):
             why = f"attention's own, peft has no default for {model.model_type}"
             gaps.assumed.append(f"adapter.targets = {','.join(found)} ({why})")

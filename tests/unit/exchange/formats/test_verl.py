@@ -10,6 +10,7 @@ from tests.unit.exchange.test_wild_configs import FOLDER
 
 import memsheet
 from memsheet.budget import Result
+from memsheet.exchange.formats.verl.easy_r1 import ADAMW, launched_values
 from memsheet.exchange.formats.verl.overrides import override_value, verl_values
 from memsheet.questions.recognised_files import recognise_files
 
@@ -277,6 +278,12 @@ def test_a_file_of_the_fork_says_the_rest_and_its_words_go_before(tmp_path: Path
     assert read.answer.model.name == "qwen2.5-7b"
     work = read.answer.plan.workload
     assert (work.microbatch, work.seq_len) == (1, 3072)
+
+
+def test_words_say_no_optimizer_over_that_of_the_file_that_they_name() -> None:
+    alone = launched_values(EASY)
+    assert alone.items() >= ADAMW.items()
+    assert not launched_values(f"{EASY} config=config.yaml").keys() & ADAMW.keys()
 
 
 def test_an_optimizer_that_the_fork_alone_has_is_told() -> None:

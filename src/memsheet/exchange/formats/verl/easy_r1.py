@@ -5,9 +5,10 @@ Lines are of hiyouga/EasyR1 b44b311, under verl.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from memsheet.exchange import flatten_tree
 from memsheet.exchange.formats.verl.overrides import CONFIG, verl_values
 from memsheet.exchange.formats.verl.skyrl import is_skyrl, skyrl_as_verl
 from memsheet.exchange.formats.verl.strategies import ACTOR, MODEL, ROLLOUT
@@ -80,9 +81,9 @@ def as_verl(values: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         in_loss = str(own.get(KL)).lower() == "true"
         found |= {f"{ACTOR}.use_kl_loss": in_loss and not off}
         found |= {"algorithm.use_kl_in_reward": not (off or in_loss)} if NO_KL in own else {}
-    narrow = str(own.get("worker.actor.optim.strategy", "adamw"))
-    beside = f", and whose optimizer is {narrow}" if narrow != "adamw" else ""
-    found |= {} if beside else ADAMW
+    narrow = own.get("worker.actor.optim.strategy", "adamw" if whole else None)  # else a file says it
+    beside = f", and whose optimizer is {narrow}" if narrow not in ("adamw", None) else ""
+    found |= ADAMW if narrow == "adamw" else {}
     return {**found, MORE: f"of {COUNTED}{beside}"}
 
 
@@ -90,7 +91,7 @@ def easy_r1_tree(tree: Mapping[str, Any]) -> dict[str, Any] | None:
     """The values of a file of settings of EasyR1's, in verl's keys; None of any other file."""
     if not isinstance(tree.get(WORKER), Mapping):
         return None
-    values = dict(_flat_places(tree))
+    values = dict(flatten_tree(tree))
     return as_verl(values, whole=True) if is_easy_r1(values) else None
 
 
@@ -107,11 +108,3 @@ def launched_values(text: str) -> dict[str, Any]:
     named = values.get(CONFIG_WORD)
     file = {CONFIG: named} if isinstance(named, str) else {}
     return {**kept, **as_verl(values, whole=not file), **file}
-
-
-def _flat_places(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for at, held in tree.items():
-        if isinstance(held, Mapping):
-            yield from _flat_places(held, f"{before}{at}.")
-        else:
-            yield f"{before}{at}", held

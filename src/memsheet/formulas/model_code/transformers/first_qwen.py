@@ -1,5 +1,5 @@
-"""The code that Qwen's first models brought along, and the losses of its time (modeling_qwen.py of
-Qwen/Qwen-7B; transformers 4.36).
+"""The code that Qwen's first models brought along, as other families of the hub do, and the losses of its
+time (modeling_qwen.py of Qwen/Qwen-7B; transformers 4.36).
 
 Its shapes are those of qwen2 with as many heads of keys as of queries; queries, keys and values come out of
 one projection (attn.c_attn).
