@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memsheet.errors import InputError
-from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
+from memsheet.exchange.shared.notebook import notebook_script
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.guard import parse_json
 from memsheet.questions.check import MACHINES, check_configuration_files
 from memsheet.questions.common_cards import cards_of_launch

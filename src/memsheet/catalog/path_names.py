@@ -8,8 +8,12 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from memsheet.catalog.tuned_names import tells_shapes
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.catalog.tuned_names import tells_shapes
+
 
 SHORT = late_pattern(r"^l(?=[23](?:\.\d)?[-_]\d)", re.IGNORECASE)
 """Llama by its first letter, with its generation and a size behind it."""

@@ -16,20 +16,23 @@ from typing import Any
 
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange.servers import servers_in_text
-from memsheet.exchange.servers.swift_commands import swift_servers
 from memsheet.exchange.shared.file_format import AUTO, MORE, Format, Read, Values, read_format_values
 from memsheet.exchange.shared.named_server import NamedServer, joined_script
-from memsheet.exchange.shared.own_settings import BY_NAMES
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
-from memsheet.exchange.shared.script_places import UNSAID
+from memsheet.exchange.shared.script_places import BY_NAMES, UNSAID
 from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS, starts_servers_alone, unread_servers
-from memsheet.exchange.shared.tracked_runs import tracked_values
 from memsheet.frozen import replace
 from memsheet.guard.budget import MOST_LINES, MOST_SCRIPT, TooMuchError, is_long_script
-from memsheet.guard.toml import parse_toml
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.servers.swift_commands import swift_servers
+    from memsheet.exchange.shared.tracked_runs import tracked_values
+    from memsheet.guard.toml import parse_toml
+
 
 NAMES = (
     "deepspeed",

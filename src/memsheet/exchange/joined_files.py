@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer
 from memsheet.exchange import find_format, flatten_tree
-from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together, is_key
 from memsheet.exchange.shared.file_format import read_format_values as read_values
-from memsheet.exchange.shared.inherited_yaml import merged_trees
 from memsheet.exchange.shared.launched_script import ACCELERATE
-from memsheet.exchange.shared.loop_places import wraps_by_itself
 from memsheet.exchange.shared.script_defaults import (
     KINDS,
     LAUNCHED,
@@ -22,12 +19,19 @@ from memsheet.exchange.shared.script_defaults import (
     named_config_values,
     of_the_script,
 )
-from memsheet.exchange.shared.trainers import with_master
 from memsheet.frozen import replace
+from memsheet.late import late_functions
 from memsheet.plan.check import flatten_document
 from memsheet.plan.layers import has_experts
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.workload import Serving
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.config_references import with_references
+    from memsheet.exchange.shared.inherited_yaml import merged_trees
+    from memsheet.exchange.shared.loop_places import wraps_by_itself
+    from memsheet.exchange.shared.trainers import with_master
+
 
 if TYPE_CHECKING:
     from memsheet.exchange.shared.preference_methods import Preferences

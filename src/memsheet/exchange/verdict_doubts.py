@@ -10,7 +10,6 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange.shared.file_format import UNSET, Read
-from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.moved_states import (
     HEAD_FLAGS,
     TOWER_FLAGS,
@@ -20,8 +19,7 @@ from memsheet.exchange.shared.moved_states import (
     moves_states,
     moves_weights_of_server,
 )
-from memsheet.exchange.shared.row_lengths import TOKENIZERS
-from memsheet.exchange.shared.script_places import ABSENT, OWN_SCRIPT, SCRIPT
+from memsheet.exchange.shared.script_places import ABSENT, NO_PROMPT, OWN_SCRIPT, SCRIPT, TOKENIZERS
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS

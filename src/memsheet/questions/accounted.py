@@ -39,7 +39,6 @@ from memsheet.questions.question_parts import (
     read_named_model,
     read_written_model,
 )
-from memsheet.report.shared.uncertain_fit import types_notes
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.resolve.version import version_notes
 from memsheet.sheet import Sheet
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from memsheet.plan.options import InferOptions, Model, TrainOptions
 with late_functions(__name__):
     from memsheet.questions.bare_counts import bare_answer, count_of
+    from memsheet.report.shared.uncertain_fit import types_notes
     from memsheet.resolve.length import length_notes
 
 

@@ -14,17 +14,13 @@ from memsheet.exchange.joined_files import ASK_FOR_CARDS
 from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
 from memsheet.exchange.mistakes.case import TRAINERS
-from memsheet.exchange.shared.colocated_server import CARD
 from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
-from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
-from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.launched_script import ACCELERATE
-from memsheet.exchange.shared.loop_places import wraps_by_itself
-from memsheet.exchange.shared.model_classes import FAMILY_CLASS, class_of_family
+from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
-from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
+from memsheet.exchange.shared.script_places import CARD, MAPS, NO_PROMPT, ONE_PROCESS, SCRIPT, SPREADS
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.verdict_doubts import (
     FURTHER,
@@ -41,6 +37,7 @@ from memsheet.exchange.verdict_doubts import (
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import replace
 from memsheet.jobs.shorter import MOST_HALVES
+from memsheet.late import late_functions
 from memsheet.plan.workload import Training
 from memsheet.questions.named_models import (
     bundled_name,
@@ -53,9 +50,15 @@ from memsheet.questions.named_models import (
     sized_stand_in,
 )
 from memsheet.questions.recognised_files import engine_default_places
-from memsheet.questions.sized_models import BY_SIZE, sized_model
+from memsheet.questions.sized_models import BY_SIZE
 from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Bytes, Component, Instant, Item, Sheet
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.loop_places import wraps_by_itself
+    from memsheet.exchange.shared.model_classes import class_of_family
+    from memsheet.questions.sized_models import sized_model
+
 
 LEFT_OUT = "the sheet leaves out"
 PEFT_OPTIONS = frozenset(f"script.{name}" for name in (*READ, *OTHERS))

@@ -13,7 +13,7 @@ from shutil import which
 from tempfile import TemporaryDirectory
 
 from memsheet.errors import input_error
-from memsheet.exchange.shared.notebook import NOTEBOOK
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.frozen import NamedTuple
 from memsheet.guard import is_folder
 from memsheet.questions.files_on_disk import CODE, ENDINGS, GIT, MOST_BYTES, NAMED

@@ -33,14 +33,15 @@ from memsheet.questions.named_models import (
     strange_draft,
 )
 from memsheet.questions.question_parts import parse_question, read_named_model
-from memsheet.questions.sized_models import in_place_of_model
 from memsheet.questions.stretched_positions import LENGTH
-from memsheet.questions.without_unmodelled import Left, answer_without
+from memsheet.questions.without_unmodelled import Left
 from memsheet.sheet import STATES, Instant
 from memsheet.units import parse_bytes
 
 with late_functions(__name__):
     from memsheet.questions.plainer_models import plainer_model, tower_state_bytes
+    from memsheet.questions.sized_models import in_place_of_model
+    from memsheet.questions.without_unmodelled import answer_without
 
 
 BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"

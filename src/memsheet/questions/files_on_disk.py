@@ -13,22 +13,30 @@ from typing import Any
 
 from memsheet.errors import InputError, input_error
 from memsheet.exchange import RENDER
-from memsheet.exchange.shared.compose_env import DOTENV, dotenv_values, with_dotenv_values
+from memsheet.exchange.shared.compose_env import DOTENV
 from memsheet.exchange.shared.file_format import Read
-from memsheet.exchange.shared.inherited_yaml import INHERITS, inherited_tree
+from memsheet.exchange.shared.inherited_yaml import INHERITS
 from memsheet.exchange.shared.launched_script import script_launches
-from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.script_defaults import absent_files
-from memsheet.exchange.shared.serve_compose import holds_services
-from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.exchange.shared.shell_calls import with_started_scripts
 from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, parse_yaml, read_bytes, read_json
 from memsheet.guard.budget import MOST_SCRIPT, TooMuchError, is_long_script
-from memsheet.guard.toml import parse_toml
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
-from memsheet.questions.export import PLAN, SHEET, pick_plan
+from memsheet.questions.export import PLAN, SHEET
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.compose_env import dotenv_values, with_dotenv_values
+    from memsheet.exchange.shared.inherited_yaml import inherited_tree
+    from memsheet.exchange.shared.notebook import notebook_script
+    from memsheet.exchange.shared.serve_compose import holds_services
+    from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
+    from memsheet.guard.toml import parse_toml
+    from memsheet.questions.export import pick_plan
+
 
 MAX_FILES = 64
 MOST_BYTES = 2**20

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memsheet.exchange import RENDER, find_format
-from memsheet.exchange.shared.notebook import NOTEBOOK
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.exchange.shared.settings_launches import SettingsLaunch, settings_launches, with_words_over
 from memsheet.exchange.shared.tables_launches import TablesLaunch, tables_launches, tables_text
 from memsheet.guard.budget import is_long_script

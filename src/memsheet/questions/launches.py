@@ -14,9 +14,10 @@ from memsheet.errors import InputError, input_error
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.named_server import MOST_SERVERS
-from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_script
 from memsheet.exchange.shared.plain_shell import plain_scripts
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.guard import is_folder, parse_json, parse_yaml, read_bytes
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.common_cards import cards_of_launch
@@ -29,6 +30,10 @@ from memsheet.questions.recognised_files import (
     shell_as_plain,
 )
 from memsheet.report.shared.checked import WORST_FIRST, Launch
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.notebook import notebook_script
+
 
 SHELLS = (".sh", ".bash", ".sbatch", ".slurm")
 MOST_FILES = 20_000

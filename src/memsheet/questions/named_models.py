@@ -14,9 +14,14 @@ from memsheet.exchange.shared.script_places import UNSAID
 from memsheet.exchange.shared.serve_script import PRINTED, UNTOLD, unset_variables
 from memsheet.exchange.verdict_doubts import stand_in
 from memsheet.frozen import NamedTuple, replace
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
-from memsheet.questions.sized_models import SizedModel, sized_model
+from memsheet.questions.sized_models import SizedModel
+
+with late_functions(__name__):
+    from memsheet.questions.sized_models import sized_model
+
 
 DRAFT = "speculative.model"
 CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$")

@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.errors import InputError
-from memsheet.exchange.shared.pod_trainings import COMMAND, pod_training
+from memsheet.exchange.shared.pod_trainings import COMMAND
 from memsheet.guard import parse_yaml
+from memsheet.late import late_functions
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.pod_trainings import pod_training
+
 
 YAML = (".yaml", ".yml")
 

@@ -13,12 +13,11 @@ from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, b
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES, gathered_moves, rows_of_card
-from memsheet.exchange.shared.generation_script import NO_PROMPT
 from memsheet.exchange.shared.generation_settings import generation_settings
 from memsheet.exchange.shared.lightning_settings import lightning_settings
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
-from memsheet.exchange.shared.loop_places import DRIVER, LOOP
+from memsheet.exchange.shared.loop_places import DRIVER
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, MESH, SEQUENCE, loop_values
 from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
@@ -29,6 +28,8 @@ from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
     LIKELY_NAME,
+    LOOP,
+    NO_PROMPT,
     SCRIPT,
     SPREADS,
     UNMADE,

@@ -23,13 +23,13 @@ from memsheet.exchange.shared.file_format import (
     precision_word,
 )
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
-from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
+from memsheet.exchange.shared.gathered_outputs import gathered_moves
 from memsheet.exchange.shared.model_classes import FAMILY_CLASS
-from memsheet.exchange.shared.own_settings import OF_OWN_SCRIPT, own_settings
+from memsheet.exchange.shared.own_settings import own_settings
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_bytes, prepared_precision
 from memsheet.exchange.shared.program_releases import keys_of_one_program
-from memsheet.exchange.shared.row_lengths import TOKENIZERS, USUAL_LENGTH, answer_moves
+from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, answer_moves
 from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
@@ -37,7 +37,9 @@ from memsheet.exchange.shared.script_places import (
     DEFAULTS,
     LIKELY_NAME,
     MAPS,
+    OF_OWN_SCRIPT,
     OF_TRAINER,
+    ONE_PROCESS,
     OWN_LAYERS,
     OWN_SCRIPT,
     OWN_TRAINER,
@@ -45,6 +47,7 @@ from memsheet.exchange.shared.script_places import (
     SCRIPT,
     SEVERAL,
     SPREADS,
+    TOKENIZERS,
     UNMADE,
     UNREAD_FLAGS,
     UNSAID,

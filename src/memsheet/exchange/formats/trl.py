@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.colocated_server import SHARE, colocated_moves, trl_colocated_share
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
-from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS, gathered_moves
+from memsheet.exchange.shared.gathered_outputs import gathered_moves
 from memsheet.exchange.shared.keys_of_methods import OF_OTHER_METHODS
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.row_lengths import both_parts
-from memsheet.exchange.shared.script_places import OWN_SCRIPT, OWN_TRAINER, SCRIPT
+from memsheet.exchange.shared.script_places import ONE_PROCESS, OWN_SCRIPT, OWN_TRAINER, SCRIPT
 from memsheet.exchange.shared.serve_command import dtype_out
 from memsheet.exchange.shared.trainer_names import SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of

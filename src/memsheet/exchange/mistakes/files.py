@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from memsheet.exchange.mistakes.batch_scripts import COUNTED, differing_counts
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
 from memsheet.exchange.shared.file_format import EVERYWHERE, MORE, Read
-from memsheet.exchange.shared.own_settings import OF_OWN_SCRIPT
 from memsheet.exchange.shared.program_releases import is_key_typo, keys_known
+from memsheet.exchange.shared.script_places import OF_OWN_SCRIPT
 from memsheet.patterns import late_pattern
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import PurePath
 
 from memsheet.errors import InputError
-from memsheet.exchange.shared.notebook import NOTEBOOK
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.patterns import late_pattern
 

@@ -12,12 +12,11 @@ from typing import Any
 from memsheet.exchange.mistakes.case import Case, Found, Rule
 from memsheet.exchange.shared.file_format import KEYWORDS
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, lightning_call
-from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.model_casts import WIDTHS
-from memsheet.exchange.shared.python_config import LINE, WHOLE, named_calls, read_module
+from memsheet.exchange.shared.python_config import named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
-from memsheet.exchange.shared.python_values import CLASS
 from memsheet.exchange.shared.role_words import ROLES
+from memsheet.exchange.shared.script_places import CLASS, LINE, LOOP, WHOLE
 from memsheet.patterns import late_pattern
 
 SCALERS = ("GradScaler", "ShardedGradScaler")

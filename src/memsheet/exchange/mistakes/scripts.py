@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
 from memsheet.exchange.shared.loaded_models import LOADS, bit_keywords
-from memsheet.exchange.shared.python_config import LINE, SCOPE, WHOLE, named_calls, read_module
+from memsheet.exchange.shared.python_config import named_calls, read_module
 from memsheet.exchange.shared.python_module import Tree
-from memsheet.exchange.shared.python_values import CLASS
+from memsheet.exchange.shared.script_places import CLASS, LINE, SCOPE, WHOLE
 from memsheet.units import format_bytes
 
 RECOMPUTES = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from memsheet.exchange.mistakes.case import EVALUATES
 from memsheet.exchange.shared.file_format import AUTO, UNSET
-from memsheet.exchange.shared.row_lengths import TOKENIZERS
+from memsheet.exchange.shared.script_places import TOKENIZERS
 from memsheet.frozen import dataclass
 
 LEFT = frozenset({AUTO, "all", "max", "none", "null", "default", "inf", "true", "false"})

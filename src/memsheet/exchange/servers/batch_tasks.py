@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.launched_script import PYTHON, Launch, script_launches
 from memsheet.exchange.shared.named_server import NamedServer
+from memsheet.exchange.shared.script_places import ONE_PROCESS
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
 from memsheet.exchange.shared.slurm_environment import submitted_variables
 from memsheet.exchange.shared.visible_cards import DIRECTIVES, EACH_NODE, ELSEWHERE

@@ -24,8 +24,8 @@ from memsheet.exchange.servers.python_names import (
 )
 from memsheet.exchange.servers.ray_serve import LOADING, engine_flag, llm_config_line, shell_word
 from memsheet.exchange.shared.named_server import NamedServer
-from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.python_module import attribute_path
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.exchange.shared.serve_script import ENGINE_MODULE, LAUNCHES, OFFLINE_MODULE, UNTOLD
 from memsheet.exchange.shared.visible_cards import python_exports
 from memsheet.frozen import replace

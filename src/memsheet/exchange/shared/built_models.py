@@ -15,7 +15,8 @@ from memsheet.exchange.shared.file_format import AUTO, UNSET, Values
 from memsheet.exchange.shared.plain_values import LONGEST
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module, Tree
-from memsheet.exchange.shared.python_values import CLASS, CONFIG_LOADS
+from memsheet.exchange.shared.python_values import CONFIG_LOADS
+from memsheet.exchange.shared.script_places import CLASS
 from memsheet.patterns import late_pattern
 
 BUILT, BASE, TYPE, OPEN_SIZES = "built", "base", "model_type", "open_sizes"

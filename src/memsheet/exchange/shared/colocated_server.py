@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET, Moved, Values
+from memsheet.exchange.shared.script_places import CARD
 
 SHARE, SWITCH, MODE = "vllm_gpu_memory_utilization", "use_vllm", "vllm_mode"
 """TRL's own words (huggingface/trl f2cd577 trl/trainer/grpo_config.py:577-660)."""
@@ -17,7 +18,7 @@ SHARE_OF_TRL, SHARE_OF_UNSLOTH = 0.3, 0.5
 """Of the card, where nothing is said (TRL: ib., vllm_gpu_memory_utilization; unslothai/unsloth 0050c73
 unsloth/models/loader.py, FastLanguageModel.from_pretrained: gpu_memory_utilization).
 """
-CARD, ELSEWHERE = "@card_bytes", "server"
+ELSEWHERE = "server"
 
 
 def trl_colocated_share(values: Mapping[str, Any]) -> Any:

@@ -7,8 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from memsheet.exchange.shared.serve_compose import holds_services
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.serve_compose import holds_services
+
 
 DOTENV = ".env"
 _PLAIN_VALUE = late_pattern(r"[\w./~-](?:[\w./:@+,=~-]{0,199}[\w./@+,=~-])?")

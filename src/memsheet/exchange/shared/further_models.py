@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET, Moved, Values
-from memsheet.exchange.shared.python_config import LINE, SCOPE, WHOLE, call_node, named_calls
+from memsheet.exchange.shared.python_config import call_node, named_calls
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
+from memsheet.exchange.shared.script_places import LINE, SCOPE, WHOLE
 from memsheet.patterns import late_pattern
 
 FURTHER, WEIGHTS, OWN_LOSS = "further_models", "further_weights", "own_loss"

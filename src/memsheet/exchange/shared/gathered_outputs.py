@@ -13,10 +13,6 @@ from memsheet.exchange.shared.read_only_rows import positive_count
 
 DATA_PARALLEL, DEVICES = "data_parallel", "devices"
 """What wraps the model, and how many cards it is given where the text lists them."""
-ONE_PROCESS = "one_process"
-"""Of a start by ``python`` alone: the Trainer then wraps its model so on several cards (transformers 5.23.0
-trainer.py:2666-2672, training_args.py, _setup_devices).
-"""
 OF_LOGIT, OF_OWN_LOSS = 4, 4 + 4 + 4
 """Bytes a gathered logit at most, in fp32: itself; a cast of it, its logarithm and its gradient, where a
 script makes the loss of what was gathered.

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.python_config import LINE, call_node, named_calls
+from memsheet.exchange.shared.python_config import call_node, named_calls
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 from memsheet.exchange.shared.python_values import evaluate_expression
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import Told
+from memsheet.exchange.shared.script_places import LINE, NO_PROMPT
 from memsheet.patterns import late_pattern
 
-NO_PROMPT = "not said: the sheet is of a prompt of one token, and longer ones need more"
 TASKS = ("text-generation", "image-text-to-text", "text2text-generation", "summarization", "translation")
 """Tasks whose pipelines generate (transformers v5 pipelines/__init__.py, SUPPORTED_TASKS)."""
 MOST_STEPS_BACK = 8

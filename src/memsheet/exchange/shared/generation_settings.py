@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE
-from memsheet.exchange.shared.generation_script import NO_PROMPT
-from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.own_settings import (
     BATCH,
-    BY_NAMES,
     LENGTHS,
     MOST_LEAVES,
     SPELLINGS,
@@ -25,7 +22,7 @@ from memsheet.exchange.shared.own_settings import (
     model_named,
     quantized_values,
 )
-from memsheet.exchange.shared.script_places import SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import BY_NAMES, LOOP, NO_PROMPT, SCRIPT, UNSAID
 
 ANSWERS = ("max_new_tokens",)
 """What transformers calls the tokens of an answer (generation/configuration_utils.py)."""

@@ -24,8 +24,8 @@ from memsheet.exchange.shared.config_commands import (
     tune_command,
 )
 from memsheet.exchange.shared.evaluation_words import PLAIN, EvaluatedModel, model_arguments
-from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.python_switches import last_switch_index
+from memsheet.exchange.shared.script_places import ONE_PROCESS
 from memsheet.exchange.shared.serve_script import (
     Variables,
     script_lines,

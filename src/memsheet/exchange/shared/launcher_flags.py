@@ -19,7 +19,6 @@ from memsheet.exchange.shared.config_commands import (
     factory_command,
 )
 from memsheet.exchange.shared.file_format import UNSET, Format, Read, is_key, read_format_values
-from memsheet.exchange.shared.gathered_outputs import ONE_PROCESS
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
     DEEPSPEED,
@@ -31,12 +30,17 @@ from memsheet.exchange.shared.launched_script import (
     Launch,
     script_launches,
 )
-from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.read_only_rows import positive_count
-from memsheet.exchange.shared.role_names import command_values, role_value, task_of_script
-from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.script_defaults import NAMED_SETTINGS
-from memsheet.exchange.shared.script_places import ABSENT, OWN_SCRIPT, OWN_TRAINER, SCRIPT, UNREAD_FLAGS
+from memsheet.exchange.shared.script_places import (
+    ABSENT,
+    LOOP,
+    ONE_PROCESS,
+    OWN_SCRIPT,
+    OWN_TRAINER,
+    SCRIPT,
+    UNREAD_FLAGS,
+)
 from memsheet.exchange.shared.trainer_names import own_trainers
 from memsheet.frozen import replace
 from memsheet.guard.budget import TooMuchError
@@ -45,6 +49,8 @@ from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
     from memsheet.exchange.shared.loop_commands import command_loop_values, is_described
+    from memsheet.exchange.shared.role_names import command_values, role_value, task_of_script
+    from memsheet.exchange.shared.row_lengths import example_length
 
 
 NO_TEXTS: Mapping[str, str] = {}

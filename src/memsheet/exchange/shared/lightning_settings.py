@@ -10,12 +10,10 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.lightning_trainer import ARGUMENTS, lightning_keys
-from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.loop_script import DEEPSPEED, OPTIMIZERS
 from memsheet.exchange.shared.own_methods import OtherTrainingError, method_told
 from memsheet.exchange.shared.own_settings import (
     BATCH,
-    BY_NAMES,
     LENGTHS,
     NAMES_MODEL,
     RECOMPUTES,
@@ -26,8 +24,7 @@ from memsheet.exchange.shared.own_settings import (
     model_named,
 )
 from memsheet.exchange.shared.python_config import read_module
-from memsheet.exchange.shared.python_values import CLASS
-from memsheet.exchange.shared.script_places import SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import BY_NAMES, CLASS, LOOP, SCRIPT, UNSAID
 
 TRAINER, MODULE, DATA = "trainer", "model", "data"
 CLASS_PATH, ARGUMENTS_OF_CLASS = "class_path", "init_args"

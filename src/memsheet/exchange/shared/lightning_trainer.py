@@ -12,8 +12,9 @@ from memsheet.exchange.shared.file_format import KEYWORDS, UNSET
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module, Tree
-from memsheet.exchange.shared.python_values import BASE, CLASS
+from memsheet.exchange.shared.python_values import BASE
 from memsheet.exchange.shared.read_only_rows import positive_count
+from memsheet.exchange.shared.script_places import CLASS
 from memsheet.patterns import late_pattern
 
 DRIVES, MODULES = late_pattern(r"\bLightningModule\b"), "LightningModule"

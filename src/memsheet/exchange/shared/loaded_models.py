@@ -11,16 +11,12 @@ from memsheet.exchange.shared.peft_configs import (
     OURS,
     WITHOUT_BYTES,
 )
-from memsheet.exchange.shared.python_config import (
-    WHOLE,
-    call_node,
-    named_calls,
-)
+from memsheet.exchange.shared.python_config import call_node, named_calls
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import BASE
 from memsheet.exchange.shared.role_names import given_texts
 from memsheet.exchange.shared.script_flags import flags_in_call
-from memsheet.exchange.shared.script_places import BITS, LIKELY_NAME, MAPS, MODEL_FLAG, SPREADS
+from memsheet.exchange.shared.script_places import BITS, LIKELY_NAME, MAPS, MODEL_FLAG, SPREADS, WHOLE
 from memsheet.patterns import late_pattern
 
 OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."

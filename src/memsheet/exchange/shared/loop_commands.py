@@ -12,12 +12,12 @@ from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
 from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch
 from memsheet.exchange.shared.lightning_trainer import OTHER_STRATEGY
-from memsheet.exchange.shared.loop_places import DRIVER, LOOP, OWN_WRAPS
+from memsheet.exchange.shared.loop_places import DRIVER, OWN_WRAPS
 from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, SEQUENCE, loop_values, mixed_word
 from memsheet.exchange.shared.role_names import Told, command_values, role_value, task_of_script
 from memsheet.exchange.shared.role_words import ROLES
-from memsheet.exchange.shared.script_places import SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import LOOP, SCRIPT, UNSAID
 
 BY_NAMES = "flags"
 FILES = {"deepspeed_config": "deepspeed_file", "deepspeed": "deepspeed_file", "ds_config": "deepspeed_file"}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.script_places import LOOP
 
-LOOP = "loop"
 DRIVER = "driver"
 """Under ``loop``: that the text speaks of accelerate's driver."""
 OWN_WRAPS = ("fsdp1", "fsdp2", "deepspeed")

@@ -12,12 +12,7 @@ from memsheet.exchange.shared.built_models import OWN_CODE, built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.further_models import frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES
-from memsheet.exchange.shared.generation_script import (
-    NO_PROMPT,
-    generation_sizes,
-    makes_pipeline,
-    pipeline_loads,
-)
+from memsheet.exchange.shared.generation_script import generation_sizes, makes_pipeline, pipeline_loads
 from memsheet.exchange.shared.lightning_trainer import (
     DRIVES,
     OTHER_STRATEGY,
@@ -30,14 +25,14 @@ from memsheet.exchange.shared.loaded_models import (
     from_pretrained_keys,
     open_bits_key,
 )
-from memsheet.exchange.shared.loop_places import DRIVER, LOOP
+from memsheet.exchange.shared.loop_places import DRIVER
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.own_classes import handed_model_words, own_class_key
 from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
 from memsheet.exchange.shared.python_branches import calls_made
-from memsheet.exchange.shared.python_config import LINE, WHOLE, call_node, named_calls, read_module
+from memsheet.exchange.shared.python_config import call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
-from memsheet.exchange.shared.python_values import ASKS_BF16, BASE, CLASS
+from memsheet.exchange.shared.python_values import ASKS_BF16, BASE
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import (
     Told,
@@ -46,7 +41,18 @@ from memsheet.exchange.shared.role_names import (
     role_value,
 )
 from memsheet.exchange.shared.row_lengths import is_slice_of_rows, tokenized_length
-from memsheet.exchange.shared.script_places import ASKS_CARD, BITS, LIKELY_NAME, SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import (
+    ASKS_CARD,
+    BITS,
+    CLASS,
+    LIKELY_NAME,
+    LINE,
+    LOOP,
+    NO_PROMPT,
+    SCRIPT,
+    UNSAID,
+    WHOLE,
+)
 from memsheet.exchange.shared.trainer_names import ARGUMENTS, LIGER, PREPARES, RECOMPUTE
 from memsheet.exchange.shared.trainer_script import generates_alone, unmade_key
 from memsheet.exchange.shared.unsloth_loads import UNSLOTH_LOADS, unsloth_bits

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memsheet.exchange.shared.python_config import WHOLE, named_calls
+from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module
+from memsheet.exchange.shared.script_places import WHOLE
 
 WIDTHS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16", "torch.float32": "fp32"}
 CASTS = {"bfloat16": "bf16", "half": "fp16"}

@@ -15,7 +15,6 @@ LEFT = "pass  # "
 _COMMAND = late_pattern(rf"^[ \t]*{LEFT}!(.*)$", re.MULTILINE)
 OF_PYTHON = ("%%capture", "%%time", "%%timeit", "%%prun")
 """Magics of a cell whose rest is Python; another's is of another language, or is written to a file."""
-NOTEBOOK = ".ipynb"
 
 
 def notebook_script(text: str, name: str, parse: Callable[[str, str], Any]) -> str:

@@ -18,7 +18,7 @@ from memsheet.exchange.shared.own_methods import (
     stage_told,
 )
 from memsheet.exchange.shared.peft_configs import USUAL_RANK, adapters_over_bits
-from memsheet.exchange.shared.script_places import INLINE, SCRIPT, UNSAID
+from memsheet.exchange.shared.script_places import BY_NAMES, INLINE, SCRIPT, UNSAID
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
@@ -29,9 +29,6 @@ with late_functions(__name__):
     from memsheet.exchange.shared.flag_words import plain_value
 
 
-OF_OWN_SCRIPT = "that its script has"
-"""How what a file of people's own leaves open begins: its script takes any key."""
-BY_NAMES = f"{OF_OWN_SCRIPT}, whose own file this is: it is read by its names"
 MOST_LEAVES, DEEPEST = 600, 5
 """Values of a file that is looked into, and groups in one another: a training has a hundred in three."""
 BATCH = "per_device_train_batch_size"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.python_config import BRANCH, LINE, SCOPE, WHOLE
-from memsheet.exchange.shared.python_values import CLASS
+from memsheet.exchange.shared.script_places import BRANCH, CLASS, LINE, SCOPE, WHOLE
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.defaults import IA3_INPUTS
 

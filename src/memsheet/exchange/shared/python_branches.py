@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
-from memsheet.exchange.shared.python_config import BRANCH, call_node, named_calls, values_at_line
+from memsheet.exchange.shared.python_config import call_node, named_calls, values_at_line
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
-from memsheet.exchange.shared.python_values import CLASS, condition_value, value_of_path
+from memsheet.exchange.shared.python_values import condition_value, value_of_path
 from memsheet.exchange.shared.script_flags import known_flags
+from memsheet.exchange.shared.script_places import BRANCH, CLASS
 from memsheet.frozen import NamedTuple
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern

@@ -14,7 +14,6 @@ from typing import Any
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_module import Module, Tree, call_sites, syntax_tree
 from memsheet.exchange.shared.python_values import (
-    CLASS,
     assign_target,
     block_values,
     call_arguments,
@@ -24,16 +23,11 @@ from memsheet.exchange.shared.python_values import (
     function_return_value,
     given_parameters,
 )
+from memsheet.exchange.shared.script_places import CLASS, LINE, SCOPE, WHOLE
 from memsheet.exchange.shared.settings_files import held_settings
 from memsheet.frozen import replace
 from memsheet.guard.budget import MOST_SCRIPT, Budget, TooMuchError, is_long_script
 
-LINE, WHOLE, SCOPE, BRANCH = (
-    "lambda",
-    "import",
-    "def",
-    "if",
-)  # no argument can be called by a word of the language
 MOST_LOOKS, STEPS_OF_LOOK = 24, 4000
 """Calls whose surroundings are read, and the steps of each."""
 MOST_CALLS, MOST_SITES = 3, 4

@@ -17,11 +17,12 @@ from memsheet.exchange.shared.plain_values import (
 )
 from memsheet.exchange.shared.python_module import Module, Tree, asks_command_line, attribute_path
 from memsheet.exchange.shared.script_flags import PARSES, known_flags
+from memsheet.exchange.shared.script_places import CLASS
 from memsheet.exchange.shared.settings_files import KEPT, LOADERS, OPEN, OPENED, settings_of
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
 
-CLASS, BASE, PARSED = "class", "base", "parse_args"
+BASE, PARSED = "base", "parse_args"
 CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
 FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names

@@ -13,8 +13,8 @@ from typing import Any
 from memsheet.exchange.shared.file_format import UNSET, Moved, Values
 from memsheet.exchange.shared.python_config import call_node, named_calls
 from memsheet.exchange.shared.python_module import Module
-from memsheet.exchange.shared.python_values import CLASS
 from memsheet.exchange.shared.read_only_rows import positive_count
+from memsheet.exchange.shared.script_places import CLASS, TOKENIZERS
 
 CUTS = ("tokenizer", "tok", "tokenize", "encode_plus", "from_pretrained")
 """What scripts call that cuts rows to a length (transformers tokenization_utils_base.py, __call__)."""
@@ -26,10 +26,6 @@ data/datasets/language_modeling.py; huggingface/trl v0.12 trl/trainer/utils.py).
 """
 USUAL_LENGTH = "usual_length"
 """Under ``script``: a length that the program takes where nothing says one."""
-TOKENIZERS = "as long as the tokenizer says, where the model goes as far, and else 1024"
-"""Of a length that no file says (huggingface/transformers v5.3.0
-examples/pytorch/language-modeling/run_clm.py: block_size).
-"""
 OF_TOKENIZER = 1024
 EXAMPLES: Mapping[str, tuple[str, int]] = {
     "run_summarization": ("max_source_length", 1024), "run_translation": ("max_source_length", 1024), "run_glue": ("max_seq_length", 128),

@@ -15,7 +15,9 @@ DEFAULTS = "defaults"
 """Arguments that are a flag's default, with the flag's name and the line that says it."""
 OWN_FIELDS = "own_fields"
 """Fields of a script's own class of arguments, which takes them whether the library knows them or not."""
-SCRIPT = "script"
+SCRIPT, LOOP = "script", "loop"
+CLASS, LINE, WHOLE, SCOPE, BRANCH = "class", "lambda", "import", "def", "if"
+"""Beside a call's arguments, what else is known of it; no argument can be called by a word of the language."""
 MODEL_FLAG = "$.model"
 """Until its place is known: the flag whose default the model's name is."""
 INLINE = "deepspeed"
@@ -40,3 +42,18 @@ LABELS = late_pattern(
     r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b"
 )
 LABELS_PLACE = f"{SCRIPT}.labels"
+NOTEBOOK = ".ipynb"
+OF_OWN_SCRIPT = "that its script has"
+"""How what a file of people's own leaves open begins: its script takes any key."""
+BY_NAMES = f"{OF_OWN_SCRIPT}, whose own file this is: it is read by its names"
+TOKENIZERS = "as long as the tokenizer says, where the model goes as far, and else 1024"
+"""Of a length that no file says (huggingface/transformers v5.3.0
+examples/pytorch/language-modeling/run_clm.py: block_size).
+"""
+NO_PROMPT = "not said: the sheet is of a prompt of one token, and longer ones need more"
+ONE_PROCESS = "one_process"
+"""Of a start by ``python`` alone: the Trainer then wraps its model so on several cards (transformers 5.23.0
+trainer.py:2666-2672, training_args.py, _setup_devices).
+"""
+CARD = "@card_bytes"
+"""What a share of the card is of, in the place of its bytes."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from memsheet.exchange.shared.inherited_yaml import merged_trees
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 
 with late_functions(__name__):
     from memsheet.exchange.shared.flag_words import plain_value
+    from memsheet.exchange.shared.inherited_yaml import merged_trees
     from memsheet.exchange.shared.started_programs import started_programs
 
 PROGRAMS, AT, ENDING = ("rl", "sft"), "@", ".toml"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import MORE
-from memsheet.exchange.shared.own_settings import OF_OWN_SCRIPT
+from memsheet.exchange.shared.script_places import OF_OWN_SCRIPT
 
 RECORDED = ("wandb_version", "_wandb")
 """Keys of every record of a run (wandb/wandb 0.19.1 wandb/sdk/lib/config_util.py,

@@ -35,18 +35,9 @@ from memsheet.exchange.shared.peft_configs import (
     with_open_branch,
 )
 from memsheet.exchange.shared.python_branches import calls_at_flag, calls_made
-from memsheet.exchange.shared.python_config import (
-    BRANCH,
-    LINE,
-    SCOPE,
-    WHOLE,
-    call_node,
-    flatten_constructor,
-    named_calls,
-    read_module,
-)
+from memsheet.exchange.shared.python_config import call_node, flatten_constructor, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, attribute_path
-from memsheet.exchange.shared.python_values import ASKS_BF16, CLASS
+from memsheet.exchange.shared.python_values import ASKS_BF16
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import constant_values, flag_values, role_value
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
@@ -54,20 +45,25 @@ from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
+    BRANCH,
+    CLASS,
     COLOCATED,
     DEFAULTS,
     INLINE,
     LABELS,
     LIKELY_NAME,
+    LINE,
     MODEL_FLAG,
     OF_TRAINER,
     OWN_FIELDS,
     OWN_TRAINER,
     RELEASE_DEFAULTS,
+    SCOPE,
     SCRIPT,
     SEVERAL,
     UNMADE,
     UNSAID,
+    WHOLE,
 )
 from memsheet.exchange.shared.trainer_names import (
     ARGUMENTS,

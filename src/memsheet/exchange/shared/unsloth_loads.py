@@ -14,13 +14,16 @@ from memsheet.exchange.shared.peft_configs import (
     with_open_branch,
 )
 from memsheet.exchange.shared.python_branches import calls_made
-from memsheet.exchange.shared.python_config import (
-    BRANCH,
-    WHOLE,
-    named_calls,
-)
+from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module
-from memsheet.exchange.shared.script_places import BITS, COLOCATED, OWN_LAYERS, RELEASE_DEFAULTS
+from memsheet.exchange.shared.script_places import (
+    BITS,
+    BRANCH,
+    COLOCATED,
+    OWN_LAYERS,
+    RELEASE_DEFAULTS,
+    WHOLE,
+)
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import ALL_LINEAR
 from memsheet.plan.library_defaults import WORTH_OFFLOADING, own_default

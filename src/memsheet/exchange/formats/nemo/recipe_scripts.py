@@ -16,9 +16,10 @@ from typing import Any
 from memsheet.exchange.formats.nemo.recipes import RECIPES, RECOMPUTED, TUNED_BATCH, Degrees, Recipe
 from memsheet.exchange.shared.file_format import UNSET, Format, Values
 from memsheet.exchange.shared.launched_script import filled_commands
-from memsheet.exchange.shared.python_config import WHOLE, named_calls, read_module
+from memsheet.exchange.shared.python_config import named_calls, read_module
 from memsheet.exchange.shared.python_module import Module
 from memsheet.exchange.shared.read_only_rows import positive_count, read_elsewhere, read_only_row
+from memsheet.exchange.shared.script_places import WHOLE
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import LINEAR_MODULES

@@ -21,7 +21,8 @@ from memsheet.exchange.formats.torchtitan.both import (
 )
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 from memsheet.exchange.shared.python_config import flatten_constructor, read_module, returned_configs
-from memsheet.exchange.shared.python_values import BASE, CLASS, CONFIG
+from memsheet.exchange.shared.python_values import BASE, CONFIG
+from memsheet.exchange.shared.script_places import CLASS
 from memsheet.plan.engine_registry import find_engine
 
 COMMIT = "b5bcd76"  # every line below is of b5bcd76c66d0acb1a08b176d9639425bc55e0b2a, under torchtitan
