@@ -4,7 +4,6 @@ change of its shapes.
 
 from __future__ import annotations
 
-from memsheet.catalog.tuned_names import REWARD_HEAD
 from memsheet.frozen import NamedTuple
 
 
@@ -16,6 +15,10 @@ class StatedBase(NamedTuple):
     source: str
 
 
+REWARD_HEAD = (
+    "a reward model has one output in place of one for each word: its head and logits are accounted as the "
+    "language model's, which hold more"
+)
 _RECIPES = "vllm-project/recipes at 8959cf6, models"
 _CARD = "its model card"
 _QWEN_VL = "QwenLM/Qwen3-VL-Embedding 8ce3aab README: built upon the Qwen3-VL of its size"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 
+from memsheet.catalog.stated_bases import REWARD_HEAD
 from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 
@@ -140,12 +141,6 @@ def tuned_words(held: HeldModel) -> str:
     around = [word for word in (*held.before, *held.behind) if not TUNED.fullmatch(f"-{word}")]
     told = f"tuned from it as far as its name tells, {', '.join(around)}"
     return f"{told}; {REWARD_HEAD}" if REWARDS.intersection(around) else told
-
-
-REWARD_HEAD = (
-    "a reward model has one output in place of one for each word: its head and logits are accounted as the "
-    "language model's, which hold more"
-)
 
 
 def drafted_name(name: str) -> str | None:

@@ -16,8 +16,11 @@ from memsheet.cli.flags import (
     Flag,
 )
 from memsheet.frozen import NamedTuple
-from memsheet.jobs.templates import template_options
+from memsheet.late import late_functions
 from memsheet.plan.option_words import JOB, SERVING
+
+with late_functions(__name__):
+    from memsheet.jobs.templates import template_options
 
 
 class Argument(NamedTuple):
@@ -36,7 +39,7 @@ class Command(NamedTuple):
     name: str
     words: str
     arguments: tuple[Argument, ...]
-    flags: tuple[Flag, ...]
+    own_flags: tuple[Flag, ...]
     examples: tuple[str, ...]
     often: tuple[str, ...] = ()
     """Flags that ``--help`` shows; without any it shows all."""
@@ -45,6 +48,11 @@ class Command(NamedTuple):
     """Whose own flags stand behind ``--``, where the command starts another program."""
     behind: str = ""
     """What the words behind ``--`` are called, where they are no arguments like those before it."""
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """All of them, those of the templates of jobs too."""
+        return (*template_flags(), *self.own_flags) if self.name == "job" else self.own_flags
 
 
 MODEL = Argument(
@@ -215,17 +223,22 @@ VERIFY_FLAGS = (
     ),
 )
 METAVARS = {int: "N", float: "SHARE", str: "NAME", bool: ""}
-TEMPLATE_FLAGS = tuple(
-    Flag(
-        name.replace("_", "-"),
-        groups.TEMPLATE,
-        METAVARS[option.kind],
-        option.words,
-        negative=option.kind is bool,
+
+
+def template_flags() -> tuple[Flag, ...]:
+    """Options of the templates of ``jobs.templates``, by the frameworks' own words."""
+    return tuple(
+        Flag(
+            name.replace("_", "-"),
+            groups.TEMPLATE,
+            METAVARS[option.kind],
+            option.words,
+            negative=option.kind is bool,
+        )
+        for name, option in template_options().items()
     )
-    for name, option in template_options().items()
-)
-"""Options of the templates of ``jobs.templates``, by the frameworks' own words."""
+
+
 CALIBRATE_FLAGS = (
     Flag(
         "from",
@@ -403,7 +416,7 @@ COMMANDS = {command.name: command for command in (
     Command(
         "job", "Several models on the same cards (RL, preference, distillation): which phase needs most, and does every one fit?",
         (Argument("job", "JOB", "A file of memsheet/job/1, or a template: trl-grpo. Launches of verl, OpenRLHF and others: memsheet check.", required=True),),
-        (*JOB_FLAGS[:5], *TEMPLATE_FLAGS, FORMAT._replace(words="On stdout as json or csv."), JSON, UNITS, DEBUG),
+        (*JOB_FLAGS[:5], FORMAT._replace(words="On stdout as json or csv."), JSON, UNITS, DEBUG),
         ("memsheet job trl-grpo --model Qwen/Qwen3-4B --gpus 1xH100-80GB",
          "memsheet job job.json --gpus 8xH100-80GB --json"),
     ),

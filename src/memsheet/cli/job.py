@@ -17,7 +17,7 @@ from memsheet.report.shared.exit_codes import EXIT
 
 def job(asked: Given) -> int:
     """What every phase of a job of several models needs on the same cards."""
-    from memsheet.cli.commands import TEMPLATE_FLAGS
+    from memsheet.cli.commands import template_flags
 
     look = screen.terminal_look(decimal=screen.wants_decimal_units(asked.units), full=False)
     check_form("job", asked.output)
@@ -26,7 +26,7 @@ def job(asked: Given) -> int:
     where = _machines_of(asked)
     options = {
         flag.field: plain_value(held) if isinstance(held, str) else held
-        for flag in TEMPLATE_FLAGS
+        for flag in template_flags()
         if (held := getattr(asked, flag.field)) is not None
     }
     answer = answer_job(document_of(asked.job, {**where, **options}), where)

@@ -19,10 +19,16 @@ from memsheet.exchange.shared.moved_states import (
     moves_states,
     moves_weights_of_server,
 )
-from memsheet.exchange.shared.script_places import ABSENT, NO_PROMPT, OWN_SCRIPT, SCRIPT, TOKENIZERS
+from memsheet.exchange.shared.script_places import (
+    ABSENT,
+    FURTHER_TRAININGS,
+    NO_PROMPT,
+    OWN_SCRIPT,
+    SCRIPT,
+    TOKENIZERS,
+)
 from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
-from memsheet.exchange.shared.training_starts import FURTHER_TRAININGS
 from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.formulas.states.params import tower_tensors
 from memsheet.frozen import dataclass, replace

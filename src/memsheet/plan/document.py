@@ -25,6 +25,8 @@ from memsheet.plan.plan import (
 from memsheet.plan.workload import Serving, Training, Workload
 
 PLAN_SCHEMA = "memsheet/plan/1"
+PLAN, SHEET = "plan.json", "sheet.json"
+"""The files that a plan and its sheet are written to beside an engine's."""
 
 
 def asked_as(model: ModelSpec) -> str:

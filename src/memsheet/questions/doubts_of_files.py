@@ -16,11 +16,18 @@ from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_as
 from memsheet.exchange.mistakes.case import TRAINERS
 from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.launched_script import ACCELERATE
-from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
-from memsheet.exchange.shared.script_places import CARD, MAPS, NO_PROMPT, ONE_PROCESS, SCRIPT, SPREADS
+from memsheet.exchange.shared.script_places import (
+    CARD,
+    FAMILY_CLASS,
+    MAPS,
+    NO_PROMPT,
+    ONE_PROCESS,
+    SCRIPT,
+    SPREADS,
+)
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.verdict_doubts import (
     FURTHER,

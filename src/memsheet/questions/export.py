@@ -16,7 +16,7 @@ from memsheet.exchange.joined_files import asked_of_answer
 from memsheet.exchange.shared.file_format import Format
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
-from memsheet.plan.document import plan_document
+from memsheet.plan.document import PLAN, SHEET, plan_document
 from memsheet.plan.workload import Serving
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import plan_document_of
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from memsheet.plan.options import Document, File
 with late_functions(__name__):
     from memsheet.report.shared.files import check_folder, write_all
-
-
-PLAN, SHEET = "plan.json", "sheet.json"
 
 
 class Exported(NamedTuple):

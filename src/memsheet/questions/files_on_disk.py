@@ -13,20 +13,19 @@ from typing import Any
 
 from memsheet.errors import InputError, input_error
 from memsheet.exchange import RENDER
-from memsheet.exchange.shared.compose_env import DOTENV
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.inherited_yaml import INHERITS
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.script_defaults import absent_files
-from memsheet.exchange.shared.script_places import NOTEBOOK
-from memsheet.exchange.shared.shell_calls import with_started_scripts
+from memsheet.exchange.shared.script_places import DOTENV, NOTEBOOK
 from memsheet.exchange.shared.shell_text import unix_lines
+from memsheet.exchange.shared.started_scripts import with_started_scripts
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, parse_json, parse_yaml, read_bytes, read_json
 from memsheet.guard.budget import MOST_SCRIPT, TooMuchError, is_long_script
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
-from memsheet.questions.export import PLAN, SHEET
+from memsheet.plan.document import PLAN, SHEET
 
 with late_functions(__name__):
     from memsheet.exchange.shared.compose_env import dotenv_values, with_dotenv_values

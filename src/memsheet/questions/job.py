@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from memsheet.account import account_rank
 from memsheet.budget import Answer, answer_of, judge_on, verdict_on_start
-from memsheet.catalog.tuned_names import REWARD_HEAD
+from memsheet.catalog.stated_bases import REWARD_HEAD
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.frozen import replace
 from memsheet.guard import read_json

@@ -19,9 +19,9 @@ from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.guard import is_folder, parse_json, parse_yaml, read_bytes
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+from memsheet.plan.document import PLAN, SHEET
 from memsheet.questions.check import check_configuration_files
 from memsheet.questions.common_cards import cards_of_launch
-from memsheet.questions.export import PLAN, SHEET
 from memsheet.questions.files_on_disk import CODE, ENDINGS, NAMED
 from memsheet.questions.recognised_files import (
     is_shell,

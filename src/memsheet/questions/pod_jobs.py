@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.errors import InputError
-from memsheet.exchange.shared.pod_trainings import COMMAND
 from memsheet.guard import parse_yaml
 from memsheet.late import late_functions
 
@@ -29,7 +28,7 @@ def with_pod_commands(texts: Mapping[str, str]) -> dict[str, str]:
 
 def command_name(name: str) -> str:
     """How the script is called that an object's container runs."""
-    return f"{name}: {COMMAND}"
+    return f"{name}: command"
 
 
 def _training_of(name: str, text: str) -> str | None:

@@ -17,7 +17,7 @@ from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.hf_config import Config, library_config, read_hf_config
-from memsheet.readers.modelopt import BESIDE
+from memsheet.readers.quantization import BESIDE
 
 __all__ = ["Catalog", "Config", "find_config", "read_model"]
 

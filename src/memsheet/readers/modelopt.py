@@ -18,7 +18,6 @@ with late_functions(__name__):
     from memsheet.readers.stored_cache import cache_scheme
 
 
-BESIDE = "hf_quant_config.json"
 HEAD = ("lm_head",)
 ALGORITHMS: dict[str, tuple[str, int | None]] = {
     "FP8": ("fp8", None), "FP8_PER_CHANNEL_PER_TOKEN": ("fp8", None), "FP8_PB_WO": ("fp8-block", 128), "FP8_BLOCK_SCALES": ("fp8-block", 128),

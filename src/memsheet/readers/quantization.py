@@ -19,6 +19,8 @@ with late_functions(__name__):
     from memsheet.readers.stored_cache import cache_scheme
 
 
+BESIDE = "hf_quant_config.json"
+"""Where ModelOpt's older exports wrote what config.json holds today."""
 HEAD = ("lm_head",)  # what the methods leave alone when a config lists no modules of its own
 
 

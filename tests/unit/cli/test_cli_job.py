@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memsheet.cli import main
-from memsheet.cli.commands import TEMPLATE_FLAGS
+from memsheet.cli.commands import template_flags
 from memsheet.jobs.templates import TEMPLATES, template_options
 from memsheet.plan.options import TemplateOptions
 
@@ -81,7 +81,7 @@ def test_a_flag_is_never_broken_on_a_screen_of_80_columns(
 
 def test_flags_are_the_options_of_templates() -> None:
     assert set(TemplateOptions.__annotations__) == set(template_options())
-    assert {flag.field for flag in TEMPLATE_FLAGS} == {
+    assert {flag.field for flag in template_flags()} == {
         name for one in TEMPLATES.values() for name in one.options
     }
 

@@ -19,7 +19,6 @@ from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_places import DRIVER
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, MESH, SEQUENCE, loop_values
-from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_precision
 from memsheet.exchange.shared.python_module import argument_remarks
@@ -27,6 +26,7 @@ from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_o
 from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
+    FAMILY_CLASS,
     LIKELY_NAME,
     LOOP,
     NO_PROMPT,

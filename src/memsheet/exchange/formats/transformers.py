@@ -24,7 +24,6 @@ from memsheet.exchange.shared.file_format import (
 )
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import gathered_moves
-from memsheet.exchange.shared.model_classes import FAMILY_CLASS
 from memsheet.exchange.shared.own_settings import own_settings
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_bytes, prepared_precision
@@ -35,6 +34,7 @@ from memsheet.exchange.shared.script_places import (
     BITS,
     COLOCATED,
     DEFAULTS,
+    FAMILY_CLASS,
     LIKELY_NAME,
     MAPS,
     OF_OWN_SCRIPT,

@@ -18,7 +18,7 @@ from memsheet.exchange.mistakes.serving_pool import (
     length_that_has_no_room,
     more_than_the_pool_holds,
 )
-from memsheet.exchange.shared.serve_compose import BESIDE_RUNTIME
+from memsheet.exchange.shared.named_server import BESIDE_RUNTIME
 from memsheet.exchange.shared.serve_script import OTHERS
 from memsheet.exchange.shared.visible_cards import CARDS, DIRECTIVES, EACH_NODE, ELSEWHERE, VISIBLE
 from memsheet.plan.hardware import BF16_UNITS, FP8_UNITS, eight_bit_cache, is_older_device

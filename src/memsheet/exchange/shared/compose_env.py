@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from memsheet.exchange.shared.script_places import DOTENV
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
@@ -14,7 +15,6 @@ with late_functions(__name__):
     from memsheet.exchange.shared.serve_compose import holds_services
 
 
-DOTENV = ".env"
 _PLAIN_VALUE = late_pattern(r"[\w./~-](?:[\w./:@+,=~-]{0,199}[\w./@+,=~-])?")
 """Values that are one plain text wherever they stand in YAML; others stay variables."""
 _PLACE = late_pattern(r"(\$\$)|\$(?:\{(\w+)(?::?[-=?][^{}\n]*)?\}|([A-Za-z_]\w*))")

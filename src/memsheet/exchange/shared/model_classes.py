@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from memsheet.patterns import late_pattern
 
-FAMILY_CLASS = "model_class"
-"""The library's class of one family that a model is loaded with: its layers are that family's, whatever the
-checkpoint is of (huggingface/transformers v5.3.0 modeling_utils.py, from_pretrained: ``cls(config)``).
-"""
 _FAMILY = late_pattern(
     r"(?!Auto|PreTrained)([A-Z][A-Za-z0-9_]*?)(?:For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|Model)$"
 )

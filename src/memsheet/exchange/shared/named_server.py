@@ -5,6 +5,11 @@ from __future__ import annotations
 from memsheet.frozen import dataclass, replace
 
 GPU = "nvidia.com/gpu"
+DEVICES = "deploy.resources.reservations.devices"
+BESIDE_RUNTIME = f"{DEVICES} (beside runtime: nvidia)"
+"""Compose before 1.28 leaves out what is under ``deploy``, and the runtime then gives all cards
+(docs.docker.com/compose/how-tos/gpu-support, Use of service runtime property from Compose v2.3 format).
+"""
 MOST_SERVERS = 8
 """Servers of one file that are checked; the others are named."""
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from memsheet.exchange.shared.built_models import OWN_CODE
 from memsheet.exchange.shared.further_models import names_in, trained_names
-from memsheet.exchange.shared.model_classes import FAMILY_CLASS, names_family
+from memsheet.exchange.shared.model_classes import names_family
 from memsheet.exchange.shared.python_module import Module, attribute_path
-from memsheet.exchange.shared.script_places import WHOLE
+from memsheet.exchange.shared.script_places import FAMILY_CLASS, WHOLE
 
 TRANSFORMERS = "transformers"
 LIBRARIES = frozenset({

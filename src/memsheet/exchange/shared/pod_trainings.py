@@ -20,8 +20,6 @@ from memsheet.exchange.shared.serve_pods import (
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
 
-COMMAND = "command"
-"""Behind a file's name, the script of its container."""
 OF_OTHERS = late_pattern(
     r"\b(?:swift|megatron) (?:sft|pt|rlhf)\b|\bverl\.trainer\.|\blitgpt (?:finetune|pretrain)"
 )

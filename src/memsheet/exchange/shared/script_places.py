@@ -17,7 +17,7 @@ OWN_FIELDS = "own_fields"
 """Fields of a script's own class of arguments, which takes them whether the library knows them or not."""
 SCRIPT, LOOP = "script", "loop"
 CLASS, LINE, WHOLE, SCOPE, BRANCH = "class", "lambda", "import", "def", "if"
-"""Beside a call's arguments, what else is known of it; no argument can be called by a word of the language."""
+"""What else is known of a call, beside its arguments, none of which can have a word of the language."""
 MODEL_FLAG = "$.model"
 """Until its place is known: the flag whose default the model's name is."""
 INLINE = "deepspeed"
@@ -42,7 +42,13 @@ LABELS = late_pattern(
     r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b"
 )
 LABELS_PLACE = f"{SCRIPT}.labels"
-NOTEBOOK = ".ipynb"
+NOTEBOOK, DOTENV = ".ipynb", ".env"
+FAMILY_CLASS = "model_class"
+"""The library's class of one family that a model is loaded with: its layers are that family's, whatever the
+checkpoint is of (huggingface/transformers v5.3.0 modeling_utils.py, from_pretrained: ``cls(config)``).
+"""
+FURTHER_TRAININGS = "further_trainings"
+"""The place of trainings that a script starts and that are not read."""
 OF_OWN_SCRIPT = "that its script has"
 """How what a file of people's own leaves open begins: its script takes any key."""
 BY_NAMES = f"{OF_OWN_SCRIPT}, whose own file this is: it is read by its names"

@@ -10,16 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from memsheet.exchange.shared.named_server import NamedServer
+from memsheet.exchange.shared.named_server import BESIDE_RUNTIME, DEVICES, NamedServer
 from memsheet.exchange.shared.serve_pods import command_line, starts_a_server, tree_of
 from memsheet.guard import parse_yaml
 from memsheet.patterns import late_pattern
 
-DEVICES = "deploy.resources.reservations.devices"
-BESIDE_RUNTIME = f"{DEVICES} (beside runtime: nvidia)"
-"""Compose before 1.28 leaves out what is under ``deploy``, and the runtime then gives all cards
-(docs.docker.com/compose/how-tos/gpu-support, Use of service runtime property from Compose v2.3 format).
-"""
 _SERVICES = late_pattern(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
 _VARIABLE = late_pattern(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
 

@@ -6,35 +6,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from memsheet.exchange.shared.shell_loops import is_assignment, nodes_below, starts_something
 from memsheet.exchange.shared.shell_syntax import Body, Group, Simple
 from memsheet.exchange.shared.shell_tokens import LIST, Token
 from memsheet.exchange.shared.shell_values import MOST_VALUES, WHOLE_LIST, Names, word_values
-from memsheet.guard.budget import MOST_SCRIPT
 from memsheet.patterns import late_pattern
 
-MOST_CALLS, DEEPEST_CALL = 24, 4
-"""Calls of functions that are followed, and of those inside one another."""
-MOST_STARTED = 8
-"""Scripts that one starts and that are read in it."""
+MOST_CALLS = 24
+"""Calls of functions that are followed."""
 GIVEN = "given"
 _ALL = late_pattern(r"\"\$(?:\{[@*]\}|[@*])\"|\$(?:\{[@*]\}|[@*])")
 _COUNT = late_pattern(r"\$(?:\{#\}|#(?!\w))")
 _ONE = late_pattern(r"\$(?:(?P<bare>[1-9])|\{(?P<name>[1-9]\d?)(?P<rest>[^\w{}][^{}]*)?\})")
-_VALUE = r"(?:\"[^\"\n`]*\"|'[^'\n]*'|[^\s\"'`;&|()]*)"
-_GIVES = late_pattern(rf"(?<![\w-])[A-Za-z_]\w*={_VALUE}")
-_STARTED = late_pattern(
-    r"(?:^|(?<=[;&|({])|(?<=\bdo)|(?<=\b(?:then|else)))"
-    rf"(?P<before>[ \t]*(?:(?:[A-Za-z_]\w*={_VALUE}|exec|time|nohup|env"
-    r"|srun(?:(?:[ \t]|\\\n)++--?[\w-]+(?:=[^\s;&|]+|[ \t]+\d[\w:.-]*)?){0,32})(?:[ \t]|\\\n)++){0,48})"
-    r"(?:(?:bash|sh|zsh)[ \t]+(?:-[a-z]+[ \t]+)*)?"
-    r"(?P<script>\"?(?:\$\(dirname[ \t][^()\n]*\)\"?/)?[\w./${}\"-]{0,400}\w\.(?:sh|bash))\"?"
-    r"(?P<words>(?:[ \t](?:[^\n\\;&|]|>&|&>|\\.|\\\n)*)?)(?=$|[;&|])",
-    re.MULTILINE,
-)
-_FOLDER = late_pattern(r"^(?:\$\{?\w+\}?|\$\(dirname [^)]*\))?/?(?:\./)?")
 
 
 def takes_arguments(text: str) -> bool:
@@ -90,31 +75,3 @@ def _gives_names(body: Body) -> bool:
         if isinstance(node, Simple)
         for token in node.words
     )
-
-
-def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str:
-    """A script with those that it starts (``bash run.sh --flags``) as functions of it.
-    ``text_of``: a script's text by the name that it is started by, where it lies beside.
-    """
-    made: dict[str, str] = {}
-
-    def call(found: re.Match[str], depth: int) -> str:
-        script = _FOLDER.sub("", found["script"].replace('"', ""), count=1)
-        name = re.sub(r"\W", "_", script) + "_"
-        if name not in made:
-            held = (
-                text_of(script)
-                if len(made) < MOST_STARTED and depth < DEEPEST_CALL and "$" not in script
-                else None
-            )
-            if held is None or len(held) + sum(map(len, made.values())) + len(text) > MOST_SCRIPT:
-                return found[0]
-            made[name] = ""  # a script that starts itself is not followed into itself
-            made[name] = _STARTED.sub(lambda inner: call(inner, depth + 1), held)
-        exported = "".join(f"export {one}\n" for one in _GIVES.findall(found["before"]))
-        space = found["before"][: -len(found["before"].lstrip()) or None]
-        return f"{space}{exported}{name}{found['words']}"
-
-    called = _STARTED.sub(lambda found: call(found, 0), text)
-    functions = "".join(f"{name}() {{\n{held}\n}}\n" for name, held in made.items())
-    return f"{called}\n{functions}" if functions else text

@@ -20,8 +20,6 @@ STARTS = late_pattern(
 )
 """What a command holds that may start a training."""
 _SCRIPT = late_pattern(r"[\w./-]+\.(?:py|ya?ml|json)\b")
-FURTHER_TRAININGS = "further_trainings"
-"""The place of trainings that a script starts and that are not read."""
 
 
 def texts_of_starts(text: str) -> Mapping[str, str]:

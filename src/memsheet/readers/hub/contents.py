@@ -18,7 +18,7 @@ from memsheet.readers.hf_config import Config, read_hf_config
 from memsheet.readers.hub.gguf_choice import choose_gguf
 from memsheet.readers.hub.refusals import unusable_error
 from memsheet.readers.hub.repository import Repository, read_object
-from memsheet.readers.modelopt import BESIDE
+from memsheet.readers.quantization import BESIDE
 
 CONFIG, ADAPTER, PIPELINE, GENERATION = (
     "config.json",

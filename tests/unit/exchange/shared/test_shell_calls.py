@@ -10,7 +10,7 @@ import pytest
 
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.plain_shell import plain_script
-from memsheet.exchange.shared.shell_calls import with_started_scripts
+from memsheet.exchange.shared.started_scripts import with_started_scripts
 from memsheet.guard.budget import MOST_SCRIPT
 
 STARTED = """M=x
