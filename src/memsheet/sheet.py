@@ -332,6 +332,10 @@ class Sheet:
         """The allocator's segments at the peak: tensors and slack."""
         return self._peak(OUTSIDE_ALLOCATOR)
 
+    def beside(self, *components: Component) -> Bytes:
+        """Everything at the peak of what is none of ``components``."""
+        return self._peak(components)
+
     @property
     def device(self) -> Bytes:
         """What the driver shows at the peak: reserved, context and libraries."""

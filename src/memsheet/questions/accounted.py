@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from memsheet.plan.options import InferOptions, Model, TrainOptions
 with late_functions(__name__):
     from memsheet.questions.bare_counts import bare_answer, count_of
-    from memsheet.report.shared.uncertain_fit import types_notes
+    from memsheet.report.shared.uncertain_fit import segment_notes, types_notes
     from memsheet.resolve.length import length_notes
 
 
@@ -145,6 +145,7 @@ def answer_for_model(
         *(() if serving is None else _serving_notes(plan, spec)),
         *version_notes(plan),
         *(types_notes(verdict, sheets) if engine_of(plan).stores_gguf and plan.quantization else ()),
+        *(segment_notes(verdict, sheets, cluster) if serving is None and replays else ()),
         *_hardware_cautions(plan, cluster, spec),
     )
     others = _other_engines(spec, request, cluster, plan) if fix else ()

@@ -42,7 +42,7 @@ from memsheet.report.shared.sizes import (
     need_and_room,
     size_range_suffix,
 )
-from memsheet.report.shared.uncertain_fit import deciding_notes
+from memsheet.report.shared.uncertain_fit import beside_segments, deciding_notes
 from memsheet.report.shared.words import INSTANTS, component_name, component_size_reason, model_state_bytes
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Instant, Sheet, Witness
 from memsheet.units import format_bytes
@@ -135,10 +135,11 @@ def answer_headline(answer: Answer, sheet: Sheet, look: Look) -> Headline:
         else ()
     )
     left = pool_lacks(answer, look) or headroom_phrase(cluster.device, verdict, look)
+    tensors = beside_segments(verdict, sheet, cluster)
     for note in deciding_notes(answer)[:1]:
-        left = f"{note.partition(':')[0]} · {left}"
+        left = f"{note.partition(':')[0]} · {left}" if tensors is None else note.partition(":")[0]
     last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
-    needs = need_and_room(cluster.device, verdict, look)
+    needs = need_and_room(cluster.device, verdict, look, tensors)
     return Headline(word, style, (*host, *request_end(answer), *needs, left, *last))
 
 

@@ -35,11 +35,16 @@ def look_with_exact_digits(verdict: Verdict | None, cluster: Cluster | None, loo
     return replace(look, digits=MOST_DIGITS)
 
 
-def need_and_room(device: Device, verdict: Verdict, look: Look) -> tuple[str, ...]:
+def need_and_room(
+    device: Device, verdict: Verdict, look: Look, beside_segments: Bytes | None = None
+) -> tuple[str, ...]:
     """What a GPU needs, of what a framework gets of the card, and the range of the need. Where nobody has
-    seen what is got, that is a range of its own, in a phrase of its own.
+    seen what is got, that is a range of its own, in a phrase of its own. ``beside_segments``: what it needs
+    without those that the allocator keeps, where these decide.
     """
     need, ends = look.need(verdict.device.value, look.digits), _range_of_need(device, verdict, look)
+    if beside_segments is not None:
+        need, ends = look.need(beside_segments.value, look.digits), f"{need} with cached segments · {ends}"
     given = device_capacity_words(device, verdict, look)
     return (
         (f"needs {need} of {given} per GPU", ends)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from memsheet.budget import Answer, Result, Verdict
-from memsheet.sheet import Component, Sheet
+from memsheet.budget import Answer, Result, Verdict, budget_of, worst_sheet
+from memsheet.plan.device import Cluster
+from memsheet.sheet import Bytes, Component, Sheet
 from memsheet.units import format_bytes
 
 ROUTING = "expert routing decides: "
@@ -14,7 +15,9 @@ not.
 
 TYPES = "the types in the file decide: "
 """The same of a file of weights that is known by its name alone."""
-DECIDES = {ROUTING: "expert routing", TYPES: "the types in the file"}
+SEGMENTS = "cached segments decide: "
+"""The same of a job whose tensors and context fit, and which the allocator's segments bring above the card."""
+DECIDES = {ROUTING: "expert routing", TYPES: "the types in the file", SEGMENTS: "cached segments"}
 
 
 def deciding_notes(answer: Answer) -> tuple[str, ...]:
@@ -36,6 +39,30 @@ def types_notes(verdict: Verdict | None, sheets: tuple[Sheet, ...]) -> tuple[str
     low, high = (format_bytes(int(size), digits=2) for size in (weights.low, weights.high))
     said = f"its weights take {low} to {high} a GPU by its name alone"
     return (f"{TYPES}{said}; the .gguf file itself, given as the model, says which",)
+
+
+def beside_segments(verdict: Verdict | None, sheet: Sheet, cluster: Cluster | None) -> Bytes | None:
+    """What a job needs beside the allocator's slack, where that is sure to fit and the job is not; None
+    elsewhere.
+    """
+    if verdict is None or cluster is None or verdict.result is not Result.UNCERTAIN or verdict.no_most:
+        return None
+    need = sheet.beside(Component.ALLOCATOR_SLACK)
+    return need if need.high <= budget_of(cluster).low_bytes else None
+
+
+def segment_notes(
+    verdict: Verdict | None, sheets: tuple[Sheet, ...], cluster: Cluster | None
+) -> tuple[str, ...]:
+    """That the allocator decides, where nothing else does."""
+    if not sheets or (need := beside_segments(verdict, worst_sheet(sheets), cluster)) is None:
+        return ()
+    size = format_bytes(int(need.value), digits=2)
+    return (
+        (f"{SEGMENTS}tensors and context take {size} at their most; the rest are freed blocks that the "
+        "allocator keeps where it has room. On a full card it gives back those that are whole, and asks "
+        "again, which is slow; it fails where gaps are left in them"),
+    )
 
 
 def in_vain_words(verdict: Verdict) -> str:
