@@ -289,6 +289,43 @@ def plan_word(names: Mapping[Any, Any], value: Any) -> Any:
 
 def read_format_values(form: Format, values: Values) -> Read:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
+    _check_values(values)
+    rows = {key.at: key for key in form.keys}
+    values = _renamed_values(form, values, rows)
+    shipped = form.shipped(values)
+    values = {**shipped, **{at: UNSET if _is_open_list(held) else held for at, held in values.items()}}
+    said = _SaidByRows(dict(form.said))
+    if shipped:
+        said.assumed.append(f"{len(shipped)} keys as the configuration says that {form.tested} ships")
+    for at, row in rows.items():
+        said.read_row(at, row, values, form.tested)
+    other = [at for at in values if at not in rows]
+    told = {*form.unmodelled, MORE}
+    unknown = [at for at in other if at not in told and not _is_known_key(form, at)]
+    unmodelled = (
+        *_unmodelled_values(form, values, rows, said.open_counts),
+        *((at, values[at]) for at in unknown if form.opens(at) and values[at] not in (False, None)),
+    )
+    heeded = {*unknown, *form.weighed, *(at for at, _ in unmodelled)}
+    return Read(
+        form=form,
+        values=values,
+        request=said.request,
+        used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
+        ignored=tuple(at for at in other if at not in heeded),
+        unmodelled=unmodelled,
+        unsaid=frozenset(said.request.keys() - said.firm - form.said.keys()),
+        unknown=tuple(
+            (at, nearest_known_key(form, at) if number < MOST_HINTS else "")
+            for number, at in enumerate(unknown)
+        ),
+        assumed=said.assumptions(),
+        problems=tuple(said.problems),
+    )
+
+
+def _check_values(values: Values) -> None:
+    """Raises InputError for numbers that nothing has, and for more keys than a configuration."""
     raise_if_problems(
         Problem(
             field=at,
@@ -303,92 +340,92 @@ def read_format_values(form: Format, values: Values) -> Read:
         raise input_error(
             "file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have"
         )
-    rows = {key.at: key for key in form.keys}
-    values = {
+
+
+def _renamed_values(form: Format, values: Values, rows: Mapping[str, Key]) -> dict[str, Any]:
+    """The values by the names that the format's own release has, without groups that hold nothing."""
+    return {
         form.rename(at) if form.rename else at: held
         for at, held in values.items()
         if held != {} or at in rows or at in form.removed
     }
-    shipped = form.shipped(values)
-    values = {**shipped, **{at: UNSET if _is_open_list(held) else held for at, held in values.items()}}
-    request: dict[str, Any] = dict(form.said)
-    assumed = [f"{len(shipped)} keys as the configuration says that {form.tested} ships"] if shipped else []
-    by_default: dict[str, Mapping[str, Any]] = {}
-    problems: list[Problem] = []
-    firm: set[str] = set()
-    open_counts: dict[str, str] = {}
-    for at, row in rows.items():
-        value = values.get(at)
+
+
+class _SaidByRows:
+    """What a format's rows say of a file's values. ``firm``: keys that the file says, and no default;
+    ``open_counts``: counts that are left to whoever starts the job, by where they stand.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
+        self.assumed: list[str] = []
+        self.problems: list[Problem] = []
+        self.firm: set[str] = set()
+        self.open_counts: dict[str, str] = {}
+        self._by_default: dict[str, Mapping[str, Any]] = {}
+
+    def assumptions(self) -> tuple[str, ...]:
+        """What is taken for granted; another key may say it in a default's place."""
+        return tuple(
+            line for line in self.assumed if self._by_default.get(line, {}).items() <= self.request.items()
+        )
+
+    def read_row(self, at: str, row: Key, values: Values, release: str) -> None:
+        """Take what a row says of its value, or of its default in ``release``."""
+        value, taken = values.get(at), False
         if value == AUTO and row.auto is not None:
             value = row.auto
-            assumed.append(f"{at} = auto: {_value_text(value)} on GPUs that can")
+            self.assumed.append(f"{at} = auto: {_value_text(value)} on GPUs that can")
         if value in row.decides:
-            assumed.append(f"{at} = {_value_text(value)}: the engine decides")
-            continue
-        if value in (None, AUTO, UNSET):
-            assumed += [f"{at} = auto: the training script fills it in"] if value == AUTO else []
-            assumed += [f"{at} = {UNSET}: the sheet is made without it"] if value == UNSET else []
-            value, taken = row.usual if value is None else None, value is None
-        else:
-            taken = False
+            self.assumed.append(f"{at} = {_value_text(value)}: the engine decides")
+            return
+        if value in (AUTO, UNSET):
+            why = "the training script fills it in" if value == AUTO else "the sheet is made without it"
+            self.assumed.append(f"{at} = {value}: {why}")
+            return
+        if value is None:
+            value, taken = row.usual, True
         if value is not None:
-            said = {
-                key: held
-                for key, held in row.read(value, values).items()
-                if held not in (None, UNSET) and not _is_open_list(held)
-            }
-            if taken and said:
-                assumed.append(line := f"{at} = {_value_text(value)} ({form.tested}'s default)")
-                by_default[line] = said
-            if counts := _open_counts(said):
-                said = {key: held for key, held in said.items() if key not in counts}
-                open_counts[at] = ", ".join(counts.values())
-            problems += _invalid_count_problems(at, said)
-            request.update(said)
-            firm |= set() if taken else said.keys()
-    assumed = [
-        line for line in assumed if by_default.get(line, {}).items() <= request.items()
-    ]  # another key may say it in the default's place
-    other = [at for at in values if at not in rows]
-    said_or_taken = {**{at: values[at] for at in other}, **form.absent(values)}
-    unmodelled = [
-        (at, held)
-        for at, held in said_or_taken.items()
-        if (harmless := form.unmodelled.get(at)) is not None and held not in (*harmless, None, AUTO)
-    ]
-    unmodelled += [
-        (at, held)
-        for at, held in values.items()
-        if at in rows and (held == UNSET or held in rows[at].decides)
-    ]
-    unmodelled += [(at, f"{held} (left to whoever starts it)") for at, held in open_counts.items()]
-    unmodelled += [
-        (at, f"{held} (the sheet is of {row.instead})")
-        for at, row in rows.items()
-        if row.holds and isinstance(held := values.get(at), str) and held not in (*row.holds, AUTO, UNSET)
-    ]
-    if MORE in other and MORE not in form.unmodelled:
-        unmodelled.append((MORE, values[MORE]))
-    told = {*form.unmodelled, MORE}
-    unknown = [at for at in other if at not in told and not _is_known_key(form, at)]
-    unmodelled += [(at, values[at]) for at in unknown if form.opens(at) and values[at] not in (False, None)]
-    return Read(
-        form=form,
-        values=values,
-        request=request,
-        used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
-        ignored=tuple(
-            at for at in other if at not in unknown and at not in dict(unmodelled) and at not in form.weighed
-        ),
-        unmodelled=tuple(unmodelled),
-        unsaid=frozenset(request.keys() - firm - form.said.keys()),
-        unknown=tuple(
-            (at, nearest_known_key(form, at) if number < MOST_HINTS else "")
-            for number, at in enumerate(unknown)
-        ),
-        assumed=tuple(assumed),
-        problems=tuple(problems),
-    )
+            self._take(at, value, row, values, release if taken else "")
+
+    def _take(self, at: str, value: Any, row: Key, values: Values, default_of: str) -> None:
+        """``default_of``: the release whose default the value is; nothing where the file says it."""
+        said = {
+            key: held
+            for key, held in row.read(value, values).items()
+            if held not in (None, UNSET) and not _is_open_list(held)
+        }
+        if default_of and said:
+            self.assumed.append(line := f"{at} = {_value_text(value)} ({default_of}'s default)")
+            self._by_default[line] = said
+        if counts := _open_counts(said):
+            said = {key: held for key, held in said.items() if key not in counts}
+            self.open_counts[at] = ", ".join(counts.values())
+        self.problems += _invalid_count_problems(at, said)
+        self.request.update(said)
+        self.firm |= set() if default_of else said.keys()
+
+
+def _unmodelled_values(
+    form: Format, values: Values, rows: Mapping[str, Key], open_counts: Mapping[str, str]
+) -> Iterator[tuple[str, Any]]:
+    """Values that no sheet has, each with what is told of it."""
+    beside = {at: held for at, held in values.items() if at not in rows}
+    for at, held in {**beside, **form.absent(values)}.items():
+        harmless = form.unmodelled.get(at)
+        if harmless is not None and held not in (*harmless, None, AUTO):
+            yield at, held
+    for at, held in values.items():
+        if at in rows and (held == UNSET or held in rows[at].decides):
+            yield at, held
+    for at, held in open_counts.items():
+        yield at, f"{held} (left to whoever starts it)"
+    for at, row in rows.items():
+        held = values.get(at)
+        if row.holds and isinstance(held, str) and held not in (*row.holds, AUTO, UNSET):
+            yield at, f"{held} (the sheet is of {row.instead})"
+    if MORE in beside and MORE not in form.unmodelled:
+        yield MORE, values[MORE]
 
 
 OPEN_COUNT = late_pattern(r"\s*(?:\$\{?\w+\}?|\{\{.*\}\}|<.*>)\s*")

@@ -59,9 +59,11 @@ def segment_notes(
         return ()
     size = format_bytes(int(need.value), digits=2)
     return (
-        (f"{SEGMENTS}tensors and context take {size} at their most; the rest are freed blocks that the "
-        "allocator keeps where it has room. On a full card it gives back those that are whole, and asks "
-        "again, which is slow; it fails where gaps are left in them"),
+        (
+            f"{SEGMENTS}tensors and context take {size} at their most; the rest are freed blocks that the "
+            "allocator keeps where it has room. On a full card it gives back those that are whole, and asks "
+            "again, which is slow; it fails where gaps are left in them"
+        ),
     )
 
 
