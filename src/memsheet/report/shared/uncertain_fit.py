@@ -17,7 +17,11 @@ TYPES = "the types in the file decide: "
 """The same of a file of weights that is known by its name alone."""
 SEGMENTS = "cached segments decide: "
 """The same of a job whose tensors and context fit, and which the allocator's segments bring above the card."""
-DECIDES = {ROUTING: "expert routing", TYPES: "the types in the file", SEGMENTS: "cached segments"}
+DECIDES = {
+    ROUTING: "expert routing",
+    TYPES: "the types in the file",
+    SEGMENTS: "cached segments",
+}
 
 
 def deciding_notes(answer: Answer) -> tuple[str, ...]:
