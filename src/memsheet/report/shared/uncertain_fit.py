@@ -16,7 +16,7 @@ not.
 TYPES = "the types in the file decide: "
 """The same of a file of weights that is known by its name alone."""
 SEGMENTS = "cached segments decide: "
-"""The same of a job whose tensors and context fit, and which the allocator's segments bring above the card."""
+"""The same of a job whose tensors and context fit, and whose allocator keeps more than the card has."""
 DECIDES = {
     ROUTING: "expert routing",
     TYPES: "the types in the file",
