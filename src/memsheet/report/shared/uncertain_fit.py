@@ -46,13 +46,13 @@ def types_notes(verdict: Verdict | None, sheets: tuple[Sheet, ...]) -> tuple[str
 
 
 def beside_segments(verdict: Verdict | None, sheet: Sheet, cluster: Cluster | None) -> Bytes | None:
-    """What a job needs beside the allocator's slack, where that is sure to fit and the job is not; None
-    elsewhere.
+    """What a job needs beside the allocator's slack, where that is sure to fit and the expected need is above
+    the card; None elsewhere.
     """
     if verdict is None or cluster is None or verdict.result is not Result.UNCERTAIN or verdict.no_most:
         return None
-    need = sheet.beside(Component.ALLOCATOR_SLACK)
-    return need if need.high <= budget_of(cluster).low_bytes else None
+    room, need = budget_of(cluster).low_bytes, sheet.beside(Component.ALLOCATOR_SLACK)
+    return need if need.high <= room < verdict.device.value else None
 
 
 def segment_notes(
