@@ -176,8 +176,11 @@ FORMS = (
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")
 """Forms that say who killed and why, and so more than the signal alone."""
+_KILLED_SAID = "Killed|Getötet|Processus arrêté|Tué|Terminado \\(killed\\)|Matado|Morto|Ucciso|Убито|已杀死|已終止|強制終了|죽었음|Süreç durduruldu"
+"""The same of shells in other tongues (GNU libc's catalogues of ``strsignal``)."""
 _KILLED = re.compile(
-    r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{2,}.{0,400})?$"
+    rf"(?:.{{1,200}}: line \d{{1,9}}:\s{{1,4}}\d{{1,10}}\s|[\w./-]{{1,60}}:\s)(?:{_KILLED_SAID})(?:\s.{{0,400}})?$"
+    rf"|(?:{_KILLED_SAID})(?:\s{{2,}}.{{0,400}})?[.!]?$"
     r"|(?:zsh: |\[\d{1,4}\]\s{1,4}[+-]?\s{0,4}\d{1,10}\s{1,4})killed\b"
     r"|(?:make(?:\[\d{1,3}\])?: \*\*\* \[.{1,300}\]|.{1,60}: [-\\|/]) Killed$|.{0,300}\bsignal: killed$"
 )
@@ -193,14 +196,14 @@ def killed_lines(log: Log) -> Iterator[Message]:
     """The first line by which a shell says so, and the first by which Python says that memory ran out."""
     killed = refused = False
     for number, line in enumerate(log.lines):
-        if not killed and ("Killed" in line or "killed" in line) and _KILLED.match(line):
+        if not killed and _KILLED.match(line):
             killed = True
             yield Message(kind="signal", line=number, judge=_killed_by_signal)
         elif (
             not refused
             and "MemoryError" in line
             and _BARE_ERROR.match(line)
-            and _IN_TRACEBACK.search(log.text)
+            and (_IN_TRACEBACK.search(log.text) or log.text.strip() == line.strip())
         ):
             refused = True
             yield Message(kind="array", line=number, judge=refused_array)
