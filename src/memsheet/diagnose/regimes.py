@@ -9,6 +9,14 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.survived import goes_on
+from memsheet.diagnose.tongues import (
+    DIES,
+    EVALUATION,
+    FINE,
+    TRAINING,
+    resumption_alone_dies,
+    said_together,
+)
 from memsheet.frozen import NamedTuple
 
 _STEP_NUMBER = re.compile(
@@ -158,7 +166,7 @@ def fits_unless_resumed(text: str) -> bool:
     """
     fresh = bool(_FRESH_FITS.search(text) and _RESUMES.search(text))
     dies = _RAN_FINE.search(text) and _DIES_RESUMED.search(text) and not _TRAINS_ON.search(text)
-    return fresh or bool(dies)
+    return fresh or bool(dies) or resumption_alone_dies(text)
 
 
 def _words_of_line(line: str) -> str:
@@ -172,21 +180,38 @@ def _counted(number: str, unit: str) -> float:
     return float(number.replace(",", "")) * _TIMES[unit.upper()]
 
 
+_DIFFICULTY = re.compile(r"\bcurriculum[ _](?:seq_?len\w*|length|difficulty)[\"']?\s{0,3}[:=]\s{0,3}(\d{1,9})", re.IGNORECASE)
+"""How long samples of a curriculum are at a step (EleutherAI/gpt-neox, megatron/training.py, training_log)."""
+
+
+def _harder_samples(log: Log, line: int) -> Change | None:
+    """The last words of a curriculum before a message, where it had just made samples longer."""
+    said = [int(each) for each in _DIFFICULTY.findall("\n".join(log.lines[: line + 1]))]
+    if len(said) < 2 or said[-1] <= said[-2]:
+        return None
+    return Change(f"samples of the curriculum are {said[-1]:,} long in place of {said[-2]:,}", "step")
+
+
 def change_of_run(log: Log, line: int) -> Change | None:
     """A setting of the text, or a sentence, by which the run changes after a step or from an epoch on, where
     that step is the last that the text names, or the message stands at that epoch's beginning.
     """
+    if harder := _harder_samples(log, line):
+        return harder
     changes = [each for each in _changes_said(log.text) if each[2] > 0]
     if not changes:
         return None
     steps = [int(number.replace(",", "")) for number in _STEP_NUMBER.findall(log.text)]
     epochs = _epochs_of(log, line)
     for words, unit, number in changes:
-        if unit == "epoch" and number in epochs:
-            return Change(words, unit)
+        if unit in ("epoch", EITHER) and number in epochs:
+            return Change(words, "epoch")
         if unit != "epoch" and steps and max(steps) - number in (0, 1):
             return Change(words, "step")
     return None
+
+
+EITHER = "epoch or step"
 
 
 _FIRST_STEPS = re.compile(
@@ -196,11 +221,39 @@ _FIRST_STEPS = re.compile(
 """How people say that a run is another one behind its first steps."""
 
 
+_UNIT_AND_NUMBER = r"(?:the )?(?P<unit>epoch|step|iteration)s? (?:#|no\.? ?)?(?P<number>\d[\d,]{0,11})\b"
+_UNTIL = re.compile(
+    rf"\b(?:until|till|up to|through) {_UNIT_AND_NUMBER}[^\n]{{0,50}}?\b(?:then|after(?:wards| that| which)?|later|from there|and)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_BEGINS = re.compile(
+    r"\b[\w-]{2,40}(?: [\w-]{1,20}){0,2} "
+    r"(?:starts?|begins?|kicks? in|joins?|switch(?:es)?|(?:is|are|gets?) (?:\w+ )?(?:enabled|activated|turned on|switched on|added|unlocked|started)|turns? on|comes? in|changes?|doubles?|increases?|rises?|grows?)"
+    rf" (?:[^\n.;]{{1,30}}? )?(?:only )?(?:at|from|after|on|in|with) {_UNIT_AND_NUMBER}"
+    rf"|\b(?:from|at) (?P<of>epoch|step|iteration) (?P<count>\d[\d,]{{0,11}})(?: on(?:wards?)?)?,? (?:we|I|the (?!loss|memory|oom|error|run|training|process|job|gpu)[\w-]+) (?:[\w-]+ )?(?:add|enable|switch|use|train|increase|double|raise|start|turn|activate|unlock|introduc|begin)\w*",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How they say that something joins it, or that it becomes larger, at a step."""
+_NO_CHANGE = re.compile(
+    r"\b(?:it|oom\w*|errors?|memory|vram|crash\w*|leak\w*|loss (?:\w+ )?(?:changes?|doubles?|increases?|rises?|grows?)|usage|problem|training|trainer|run|job|process|fails?|failure|resum\w*)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""What begins at a step without making it another: the run itself, or its failure."""
+
+
 def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
     for found in _FIRST_STEPS.finditer(text):
         yield f'the text says "{found.group()}"', found["of"].lower(), int(found["count"].replace(",", ""))
     for name, said in _CHANGE_AT.findall(text) if _CHANGES_NAMED.search(text) else ():
-        yield f"{name} is {int(said):,}", "epoch" if "epoch" in name.lower() else "step", int(said)
+        unit = "epoch" if "epoch" in name.lower() else EITHER if name.lower().endswith("start") else "step"
+        yield f"{name} is {int(said):,}", unit, int(said)
+    for pattern in (_UNTIL, _BEGINS):
+        for found in pattern.finditer(text):
+            if _NO_CHANGE.search(found.group()):
+                continue
+            groups = found.groupdict()
+            unit, number = groups["unit"] or groups["of"], groups["number"] or groups["count"]
+            yield f'the text says "{found.group().strip()}"', unit.lower(), int(number.replace(",", ""))
     for found in _SAID_AT.finditer(text):
         unit, said = found["unit"] or found["of"], found["number"] or found["count"]
         yield f'the text says "{found.group()}"', unit.lower(), int(said.replace(",", ""))
@@ -233,14 +286,13 @@ _EVALUATION_SAID = re.compile(
     rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,20}}?\b(?:start|begin|run|kick)\w{{0,5}}\b(?:(?!\btrain)[^\n.]){{0,70}}?\b{_DIES}"
     rf"|\b(?:first|1st|initial) {_OF_EVALUATION}\b[^\n.]{{0,40}}?\b{_DIES}"
     rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,50}}?\bruns? out of memory\b"
-    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+"
-    r"|(?:验证|评估|评测)[^\n。]{0,12}(?:爆显存|显存不足|爆了|OOM|溢出)|(?:検証|評価)[^\n。]{0,12}(?:OOM|落ち|メモリ不足)",
+    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
 _TRAINS_SAID = re.compile(
     r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b"
-    r"|\btraining itself\b|训练[^\n。]{0,8}(?:没问题|正常|没有问题|可以)|学習[^\n。]{0,8}(?:問題な|正常|できる)",
+    r"|\btraining itself\b",
     re.IGNORECASE,
 )  # fmt: skip
 """How they say that its steps fit."""
@@ -248,9 +300,9 @@ _TRAINS_SAID = re.compile(
 
 def says_evaluation_dies(text: str) -> bool:
     """Whether people say that a job died in its evaluation."""
-    return bool(_EVALUATION_SAID.search(text))
+    return bool(_EVALUATION_SAID.search(text) or said_together(text, EVALUATION, DIES))
 
 
 def says_training_fits(text: str) -> bool:
     """Whether people say that the steps of a training run."""
-    return bool(_TRAINS_SAID.search(text))
+    return bool(_TRAINS_SAID.search(text) or said_together(text, TRAINING, FINE))

@@ -35,6 +35,7 @@ from memsheet.diagnose.kept_tensors import growth_in_words, keeps_outputs, lists
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
+from memsheet.diagnose.messages.spoken_growth import spoken_growth
 from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
@@ -45,6 +46,7 @@ from memsheet.diagnose.regimes import (
     thawing_words,
     trained_before,
 )
+from memsheet.diagnose.said_regimes import long_sample_dies, next_phase_dies
 from memsheet.diagnose.tracebacks import (
     FRAMES_AFTER,
     FRAMES_BEFORE,
@@ -140,6 +142,10 @@ class Signs:
     """By which words the run said right before it died that it trains more from there on."""
     thaws_said: str = ""
     """By which words people say the same of a run whose steps had fitted."""
+    phase_said: str = ""
+    """By which words people say that one part of the run fitted, and the next did not."""
+    long_said: str = ""
+    """By which words people say that it died at a sample that is far longer than others."""
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
@@ -207,7 +213,8 @@ def read_signs(log: Log, line: int) -> Signs:
         expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=sums_losses(text), grows_said=growth_in_words(text),
         outsized=step_lines.outsized_step(log, line), keeps_outputs=keeps_outputs(text, several=bool(growth)), resumed=fits_unless_resumed(text),
         keeps_losses=lists_losses(text) and bool(step_lines.peak_growth(log)),
-        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text), phase_said=next_phase_dies(text),
+        long_said=long_sample_dies(text), used_growth=step_lines.used_growth(log) or spoken_growth(text), growth=growth, reserved_growth=step_lines.reserved_growth(log),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 

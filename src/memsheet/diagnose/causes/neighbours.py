@@ -64,6 +64,17 @@ def has_much_outside(of: Figures, _: Signs) -> bool | None:
     return all_hold(more_than(of.outside, usual), at_least(of.free + (of.outside - usual).positive, of.asked))
 
 
+_OWN_CACHE = re.compile(
+    r"\bcache_max_entry_count\b|\[BlockManager\]|\b(?:kv_cache_)?free_gpu_memory_fraction\b|max tokens in paged KV cache"
+)
+"""How servers are known whose cache stands outside PyTorch's allocator: LMDeploy's TurboMind, TensorRT-LLM."""
+
+
+def has_cache_outside(of: Figures, signs: Signs) -> bool | None:
+    """Much is outside, in the process of a server that made its cache there."""
+    return has_much_outside(of, signs) if _OWN_CACHE.search(signs.text) else False
+
+
 def gap_of_card(of: Figures) -> Interval | None:
     """What of the card is neither free nor the allocator's, where nobody is named for it."""
     if (
@@ -156,6 +167,13 @@ def unseen_words(of: Figures, signs: Signs) -> str:
         f"{size_words(of.process or NOTHING)} "
         f"of this process leave {size_words(of.unseen or NOTHING)} held by {who}"
     )
+
+
+def cache_outside_words(of: Figures, signs: Signs) -> str:
+    return (
+        f"{outside_words(of, signs)}: the server's weights and cache stand there, and the cache took so much that "
+        f"{size_words(of.asked)} have no room beside it"
+    )  # fmt: skip
 
 
 def outside_words(of: Figures, signs: Signs) -> str:

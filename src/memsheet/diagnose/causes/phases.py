@@ -80,6 +80,20 @@ def said_training_words(of: Figures, signs: Signs) -> str:
     )  # fmt: skip
 
 
+def said_phase_words(of: Figures, signs: Signs) -> str:
+    return (
+        f'the text says that a part of the run fitted and the next one did not ("{signs.phase_said}"): a step is another one '
+        f"there; {size_words(of.asked)} were asked for"
+    )  # fmt: skip
+
+
+def said_sample_words(of: Figures, signs: Signs) -> str:
+    return (
+        f'the text says that the steps before fitted and that it died at a long sample ("{signs.long_said}"): '
+        f"{size_words(of.asked)} were asked for, more than they needed"
+    )
+
+
 def long_batch_words(of: Figures, signs: Signs) -> str:
     tokens, most = signs.outsized or (0, 0)
     return (

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.diagnose.causes.limits import beyond_whole_machine
-from memsheet.diagnose.causes.neighbours import shares_with_host
+from memsheet.diagnose.causes.neighbours import has_cache_outside, shares_with_host
 from memsheet.diagnose.cures.allocator_settings import (
     against_pieces,
     expandable_by_sum,
@@ -20,16 +20,21 @@ from memsheet.diagnose.cures.tables import (
     CACHES,
     FEWER_TRAINED,
     KEEP_FEWER,
+    KEEP_NO_RUN,
+    KEEP_NO_SESSION,
     KEEP_NOTHING,
     KEEP_NUMBERS,
     KEEP_ON_HOST,
+    OF_KERAS,
     OF_PHASE,
     SERVER_SHARE,
+    SEVERAL_RUNS,
     SHORTER_SAMPLES,
     SUM_NUMBERS,
 )
-from memsheet.diagnose.cures.without_training import in_server
+from memsheet.diagnose.cures.without_training import beside_own_cache, in_server, without_training
 from memsheet.diagnose.figures import Figures
+from memsheet.diagnose.frames import SERVING
 from memsheet.diagnose.interval import NOTHING, at_least, size_words
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Term
 from memsheet.diagnose.messages.colocated import SHARE, place_of_share
@@ -132,6 +137,11 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
                 helps=MAYBE,
                 where=place_of_share(signs.text, SERVER_SHARE.get(signs.program, SHARE)),
             )
+        case Cause.ENGINE_UNDERPROVISION:
+            yield from without_training(figures, replace(signs, task=SERVING, phase="profile"), term)
+        case Cause.ENGINE_OVERCOMMIT if not signs.task and has_cache_outside(figures, signs):
+            yield from beside_own_cache(figures, signs, term)
+            yield expandable_by_sum(figures, signs, who)
         case Cause.ENGINE_OVERCOMMIT:
             yield from in_server(figures, signs, term)
             yield expandable_by_sum(figures, signs, who)
@@ -154,7 +164,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
 
 def _of_new_regime(signs: Signs) -> Iterator[Cure]:
     """What makes a step again as those that fitted, by why it is another."""
-    if signs.outsized:
+    if signs.outsized or signs.long_said:
         yield SHORTER_SAMPLES
     if signs.resumed:
         yield from OF_PHASE["restore"]
@@ -170,4 +180,6 @@ def without_growth(signs: Signs) -> Cure:
         return KEEP_NUMBERS
     if signs.keeps_outputs:
         return KEEP_ON_HOST
+    if SEVERAL_RUNS.search(signs.text):
+        return KEEP_NO_SESSION if OF_KERAS.search(signs.text) else KEEP_NO_RUN
     return KEEP_FEWER if CACHES.search(signs.text) else KEEP_NOTHING

@@ -65,7 +65,7 @@ _USED = re.compile(
 )  # fmt: skip
 _TOKENS = re.compile(
     r"(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,200}?"
-    r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[ _]?len(?:gth)?|len(?:gth)?)[\"']?\s{0,3}[:=]\s{0,3}(\d[\d,]{1,9})(?![\d/])",
+    r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[ _]?len(?:gth)?|len(?:gth)?)(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s)(\d[\d,]{1,9})(?![\d/])",
     re.IGNORECASE,
 )  # fmt: skip
 """Tokens, or the length, of a step, as its line says it."""
@@ -204,7 +204,8 @@ def outsized_step(log: Log, line: int) -> tuple[int, int] | None:
     """Tokens of the last step that a log names before a message, and the most of those before it, where that
     one is far larger than all of them.
     """
-    found = (_TOKENS.search(each) for each in log.lines[: line + 1] if "=" in each or ":" in each)
+    found = (_TOKENS.search(each) for each in log.lines[: line + 1])
     sizes = [int(said[1].replace(",", "")) for said in found if said]
     most = max(sizes[:-1], default=0)
-    return (sizes[-1], most) if len(sizes) > FEWEST and sizes[-1] * BEYOND[1] >= most * BEYOND[0] else None
+    fewest = FEWEST - (len(set(sizes[:-1])) == 1)  # alike ones are a custom earlier
+    return (sizes[-1], most) if len(sizes) > fewest and sizes[-1] * BEYOND[1] >= most * BEYOND[0] else None
