@@ -24,6 +24,11 @@ _LEAK = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
+_LEAK_BY_NAME = re.compile(
+    r"^[ >]*(?:self\.)?((?=\w*(?:total|running|epoch|sum|cum|acc|avg|mean|all|history|log))\w*(?:loss|err|cost)\w*)\s*\+=\s*(?:self\.)?(?P<made>\w*(?:loss|err|cost)\w*)\s*(?:;|#|$)",
+    re.MULTILINE | re.IGNORECASE,
+)  # fmt: skip
+"""The same of a loss of any name, where the text shows its own backward pass: it is no part of another."""
 _WITHOUT_GRAPH = re.compile(r"\bno_grad\b|\binference_mode\b|\bset_grad_enabled\(False\)")
 GRAPHLESS_WITHIN = 12
 """Lines before a sum in which a script says that nothing is kept for backward."""
@@ -108,6 +113,9 @@ _LENGTHS_VARY = re.compile(
 
 def sums_losses(text: str) -> bool:
     """Whether a script adds losses up over steps as tensors, with their graphs."""
+    for found in _LEAK_BY_NAME.finditer(text):
+        if re.search(rf"\b{re.escape(found['made'])}\.backward\(", text):
+            return True
     for found in _LEAK.finditer(text):
         before = text[: found.start()].split("\n")[-GRAPHLESS_WITHIN:]
         of_one_step = re.search(rf"\b{re.escape(found[1])}\b[^\n]{{0,40}}\.backward\(", text)

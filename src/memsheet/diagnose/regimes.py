@@ -184,12 +184,34 @@ _DIFFICULTY = re.compile(r"\bcurriculum[ _](?:seq_?len\w*|length|difficulty)[\"'
 """How long samples of a curriculum are at a step (EleutherAI/gpt-neox, megatron/training.py, training_log)."""
 
 
+_SIZE_RAISED = re.compile(
+    r"\b(?P<name>(?:max_?)?seq(?:uence)?[_ ]?len\w{0,4}|context(?:[_ ]\w{1,8})?|(?:max_?)?length|resolution|image[_ ]?size|img_?size|crop(?:[_ ]size)?|(?:num_)?frames|micro_?batch\w{0,6}|batch[_ ]?size|difficulty|rollout\w{0,8}|horizon)\b"
+    r"\W{0,4}(?P<before>\d{1,9})\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,9})\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_STAGE_BEGUN = re.compile(
+    r"\b(?:start|enter|begin|switch|mov|advanc|chang)\w{0,4} (?:\w+ ){0,2}(?:stage|phase|level)[ #:=]{0,3}(?:[2-9]|II|III|B)\b|\b(?:stage|phase|level)[ #]?[2-9]\b[^\n]{0,20}\b(?:starts?|begins?|started)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+JUST_BEFORE = 12
+"""Lines before a message, without its traceback, in which a run says that it becomes another."""
+
+
 def _harder_samples(log: Log, line: int) -> Change | None:
-    """The last words of a curriculum before a message, where it had just made samples longer."""
+    """The last words of a run before a message, where it had just made samples longer or larger, or begun
+    another stage, behind steps that fitted.
+    """
     said = [int(each) for each in _DIFFICULTY.findall("\n".join(log.lines[: line + 1]))]
-    if len(said) < 2 or said[-1] <= said[-2]:
-        return None
-    return Change(f"samples of the curriculum are {said[-1]:,} long in place of {said[-2]:,}", "step")
+    if len(said) > 1 and said[-1] > said[-2]:
+        return Change(f"samples of the curriculum are {said[-1]:,} long in place of {said[-2]:,}", "step")
+    begun = next((at for at in range(line, -1, -1) if "Traceback" in log.lines[at]), line)
+    places = range(begun - 1, max(-1, begun - 1 - JUST_BEFORE), -1)
+    for at in places:
+        raised, stage = _SIZE_RAISED.search(log.lines[at]), _STAGE_BEGUN.search(log.lines[at])
+        grows = raised is not None and int(raised["behind"]) > int(raised["before"])
+        if (grows or stage) and _TRAINED.search("\n".join(log.lines[:at])) and not goes_on(log.lines[at + 1 : line]):
+            return Change(f'the run had just said "{(raised if grows else stage).group()}"', "step")  # type: ignore[union-attr]
+    return None
 
 
 def change_of_run(log: Log, line: int) -> Change | None:

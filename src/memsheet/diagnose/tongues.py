@@ -78,7 +78,8 @@ _CLAUSE = late_pattern(
 _LATE = late_pattern(
     r"(?<![\d.,])(?:[2-9]|[1-9]\d{1,6})(?:\.|-?[йя]|-?[oaªº]|e|er|ème|ª|'?\w{1,4})?\s{0,2}"
     r"(?:Epoche|Schritt|Stunde|Durchl[aä]uf|[ée]poca|paso|passo|iterac|iteraç|itération|iterazion|epoc[ah]|horas?\b|heures?\b|ore\b|époque|étape|эпох|шаг|итерац|час|adım|saat|tur\b|bước|giờ|lần"
-    r"|epoch|step|轮|輪|步|次|个 ?epoch|小时|エポック|ステップ|回|時間|에폭|에포크|스텝|번|시간)"
+    r"|petici|solicitud|imágen|imagen|archivo|requête|image|fichier|richiest|immagin|requisi|arquivo|pedido|Anfrage|Bild|Datei|запрос|картин|изображ|файл|istek|görüntü|görsel|dosya|yêu cầu|ảnh|minut|Tag|jour|día|dia\b|giorn|дн|gün|ngày"
+    r"|epoch|step|轮|輪|步|次|个 ?epoch|小时|分钟|天|张|個|个请求|请求|エポック|ステップ|回|時間|分|枚|件|リクエスト|에폭|에포크|스텝|번|시간|분|장|개|요청)"
     r"|(?:Epoche|Schritt|Durchlauf|[ée]poca|paso|passo|iteración|iteração|itération|iterazione|epoca|époque|étape|pas|эпох\w{0,3}|шаг\w{0,3}|итераци\w{0,3}|bước|epoch|lần|에폭|에포크|第)"
     r"\s{0,2}(?:thứ |numero |n[º°]?\.? ?)?(?:[2-9]|[1-9]\d{1,6})(?!\d)"
     r"|第[二三四五六七八九十百千]{1,4}(?:轮|步|次|个)",

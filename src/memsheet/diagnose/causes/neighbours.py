@@ -117,13 +117,22 @@ def has_small_neighbour(of: Figures, _: Signs) -> bool | None:
     return all_hold(at_least(of.free + of.others_total, of.asked), _fits_alone(of))
 
 
-def are_siblings(of: Figures) -> bool:
-    """Whether the others are alike and no larger than a context: ranks of the same job that never chose their
-    own card.
+_LAUNCHED = re.compile(
+    r"\btorchrun\b|--?nproc[_-]per[_-]node|\blocal_rank\b|\baccelerate launch\b|\bmpirun\b|\bdeepspeed --|\bsrun\b|\[rank\d"
+)
+"""What starts several processes for one job, or is said by one of them."""
+ALIKE = (20, 21)
+
+
+def are_siblings(of: Figures, text: str) -> bool:
+    """Whether the others are alike and no larger than a context, or larger and of a launcher's job: ranks of
+    the same job that never chose their own card, or put their weights on the first.
     """
     sizes = [size for _, size in of.others]
+    least, most = min((size.low for size in sizes), default=0), max((size.high for size in sizes), default=0)
     alike = bool(sizes) and max(size.low for size in sizes) <= min(size.high for size in sizes)
-    return len(sizes) > 1 and alike and max(size.high for size in sizes) <= GIB
+    launched = least * ALIKE[1] >= most * ALIKE[0] and bool(_LAUNCHED.search(text))
+    return len(sizes) > 1 and ((alike and most <= GIB) or launched)
 
 
 _SHARED_WITH_HOST = re.compile(r"\bGB10\b|\bDGX Spark\b|\bJetson\b|\bTegra\b|\bOrin\b")
@@ -137,9 +146,9 @@ def shares_with_host(signs: Signs) -> bool:
     return bool(_SHARED_WITH_HOST.search(signs.text))
 
 
-def neighbour_words(of: Figures, _: Signs) -> str:
+def neighbour_words(of: Figures, signs: Signs) -> str:
     held = of.others_total
-    if are_siblings(of):
+    if are_siblings(of, signs.text):
         return (
             f"{len(of.others)} processes hold {size_words(of.others[0][1])} each of the same card, as "
             f"ranks of this job do "

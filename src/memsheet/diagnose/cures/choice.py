@@ -118,7 +118,7 @@ def _cures_for(cause: Cause, figures: Figures, signs: Signs, term: Term | None, 
             yield from (
                 without_host(figures)
                 if shares_with_host(signs) and not figures.others
-                else without_others(figures)
+                else without_others(figures, signs)
             )
             yield expandable_by_sum(figures, signs, who)
         case Cause.OUTSIDE_ALLOCATOR:

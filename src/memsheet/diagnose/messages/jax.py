@@ -203,6 +203,13 @@ def _judged_request(message: Message, log: Log) -> Judgement:
         )
     if refused := _refused_at_start(message, log):
         return refused
+    named = card_in_text(lines)
+    if total is not None and named is not None and total.low * LARGE[1] > named.most * LARGE[0]:
+        return Judgement(
+            causes=(Cause.REAL_NEED,), cures=(SMALLER, *_larger_pool(message, log), PREALLOCATED),
+            because=f"{told}; the program needs {size_words(total)} in all, more than nine tenths of the {named.name} that the text names, "
+            "whoever else is on it",
+        )  # fmt: skip
     if total is None and (judged := judged_by_table(message, log, told)):
         return judged
     parts = [

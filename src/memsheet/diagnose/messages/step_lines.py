@@ -17,8 +17,8 @@ from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import NUMBER
 
 SIGNS = (b"GiB(",)
-_UNITS = r"(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"  # fmt: skip
-_COUNTS = rf"(?<![A-Za-z]){_UNITS}\b"
+_UNITS = r"(?:it(?=[\s:=#]{1,8}\d)|fold|trial|run|fit|round|episode|turn|message|generation|step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"  # fmt: skip
+_COUNTS = rf"(?:(?<![A-Za-z]){_UNITS}\b|\"(?:GET|POST|PUT) /)"
 """What a line counts, of a run that goes on."""
 _PEAKS = re.compile(
     r"(?<![A-Za-z])(?:max(?:imum)?|peak)[ _](?:(?:gpu|cuda|mem(?:ory)?|vram)[ _]){0,2}(?:alloc\w*|used|usage|in[ _]use|vram|mem(?:ory)?)",
@@ -158,7 +158,27 @@ def allocated_growth(log: Log) -> tuple[Interval, ...]:
     exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
     told = itertools.chain(_lists_of_sizes(log), _columns_of_tables(log), _pairs_of_sentences(log))
     listed = (steady_growth(list(sizes)) for sizes in told)
-    return steady_growth(sizes, sized) or steady_growth(exact) or next((each for each in listed if each), ())
+    grown = steady_growth(sizes, sized) or steady_growth(exact) or _growth_across_gaps(log)
+    return grown or next((each for each in listed if each), ())
+
+
+_LEFT_OUT = re.compile(r"\W{0,4}(?:\.{2,}|…|snip|cut\b|omitted)[^\n]{0,60}$", re.IGNORECASE)
+"""A line that stands for others which somebody left out."""
+
+
+def _growth_across_gaps(log: Log) -> tuple[Interval, ...]:
+    """The same of lines between which others are left out: steady up to there, and larger behind."""
+    runs: list[list[str]] = [[]]
+    for line in (_PEAKS.sub("peak", each) for each in log.lines):
+        if _LEFT_OUT.match(line):
+            runs.append([])
+        elif "lloc" in line and _ALLOCATED.search(line):
+            runs[-1].append(line)
+    first, *later = [run for run in runs if run] or [[]]
+    grown, behind = steady_growth(_sizes_in(first, _ALLOCATED), first), _sizes_in(sum(later, []), _ALLOCATED)
+    rising = [*grown[-1:], *behind]
+    rises = all(one.middle < other.middle for one, other in itertools.pairwise(rising))
+    return (*grown, *behind[-1:]) if grown and rises else ()
 
 
 def _sizes_in(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Interval]:
