@@ -11,7 +11,7 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 
 SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137", b"xitCode",
-    b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
+    b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"[WinError 8]", b"WinError 1450", b": Killed", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"/psm_", b"\nKilled",
     b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b": Out Of Memory", b"systemd-oomd", b"earlyoom", b"out-of-memory and exited",
 )  # fmt: skip
@@ -118,7 +118,7 @@ def _page_file(_: Message, __: Log) -> Judgement:
         change="a larger page file", helps=MAYBE, where="System > Advanced > Performance > Virtual memory"
     )
     return host_shortage(
-        "Windows' commit limit is reached (error 1455): the page file is too small for what was asked",
+        "Windows' commit limit or its pools are reached (errors 8, 1450, 1455): the page file is too small for what was asked",
         cure,
         WORKERS,
     )
@@ -171,13 +171,13 @@ FORMS = (
     Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
     Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject(?!\S{0,120}?(?:Toomanyopenfiles|Nosuchfile))|unableto(?:write|resize)\S{0,10}?file</torch_\S{0,80}?Nospaceleft|unabletommap\d{1,15}bytesfromfile\S{0,120}?Cannotallocatememory"), _shared_memory),
     Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,40}?/dev/shm|/dev/shm\S{0,40}?Nospaceleftondevice|Nospaceleftondevice:'/psm_|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
-    Form("page file", re.compile(r"WinError1455|oserror1455"), _page_file),
+    Form("page file", re.compile(r"WinError(?:1455|8|1450)\]|oserror1455"), _page_file),
     Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), refused_array),
     Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|Cannotallocatememory\(oserror12\)|fork:(?:retry:)?(?:Resourcetemporarilyunavailable)?Cannotallocatememory|fatalerror:runtime:(?:outofmemory|cannotallocatememory)|OSError:Memorymappingfilefailed:Cannotallocatememory"), refused_array),
     Form("pinned", re.compile(r"(?:[Ff]ailed(?:toallocate|allocating)|ouldnotallocate)\S{0,60}?pinnedhost|failedtoalloc\d{1,18}bytesonhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), refused_pinned),
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
-    Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|[Ee]xit(?:ed)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
+    Form("signal", re.compile(r"srun:error:\S{1,80}?:tasks?\S{1,60}?:Killed|exitcode:?-9\b|returncode(?:=|:)?-9\b|[Ee]xit(?:ed)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")
 """Forms that say who killed and why, and so more than the signal alone."""

@@ -19,7 +19,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.holders import judged_by_table
-from memsheet.diagnose.messages.stated import larger_share, stated_share
+from memsheet.diagnose.messages.stated import larger_share, smaller_share, stated_share
 from memsheet.diagnose.named_cards import NamedCard, beyond_named_card, card_in_text
 from memsheet.frozen import NamedTuple, replace
 
@@ -30,6 +30,8 @@ SIGNS = (
     b"hbm capacity",
     b"That was not possible",
     b"Failed to allocate request",
+    b"Could not create cudnn handle",
+    b"vmem",
 )
 PREALLOCATED = Cure(
     change="look at nvidia-smi for what the job needs", helps=NO,
@@ -239,6 +241,31 @@ def _refused_by_chip(message: Message, _: Log) -> Judgement:
     return Judgement(causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=told, cures=(SMALLER,))
 
 
+def _beyond_kernel_memory(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.NOT_GPU_MEMORY,),
+        because="a kernel wants more of the chip's own small memory than its limit: no shortage of the memory that weights and activations lie in",
+        cures=(
+            Cure(change="smaller blocks of that kernel", helps=MAYBE),
+            Cure(change="a higher limit of it", helps=MAYBE, where="LIBTPU_INIT_ARGS=--xla_tpu_scoped_vmem_limit_kib=N"),
+            Cure(change="a smaller batch", helps=NO, why="a kernel's block is as large for any batch"),
+        ),
+    )  # fmt: skip
+
+
+def _refused_library(message: Message, log: Log) -> Judgement:
+    """cuDNN, which stands outside XLA's pool (xla/stream_executor/cuda/cuda_dnn.cc)."""
+    free, card = message.facts.get("free"), message.facts.get("capacity")
+    told = f"{size_words(free)} of {size_words(card)} were free" if free and card else "what was free is not said"
+    share = stated_share(log, message.line, FRACTION)
+    lower = smaller_share(FRACTION, share, "of the card for the pool, which leaves room beside it")
+    return Judgement(
+        causes=(Cause.OUTSIDE_ALLOCATOR, Cause.OTHER_PROCESS),
+        because=f"cuDNN was refused what it makes outside XLA's pool: {told}; the pool takes most of the card at its start, and others may hold the rest",
+        cures=(*(replace(cure, where=cure.where.replace(" ", "=")) for cure in lower), Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi")),
+    )  # fmt: skip
+
+
 def pool_figures(text: str) -> dict[str, int]:
     """The dump of a BFC pool in a text without spaces, in bytes: ``limit``, ``in_use``, ``largest_free``."""
     return {name: int(found[1]) for name, pattern in _POOL.items() if (found := pattern.search(text))}
@@ -340,6 +367,8 @@ _CARD = (
 FORMS = (
     Form("chip", re.compile(rf"Attemptingto(?:reserve|allocate)(?P<asked>{NUMBER})(?P<asked_unit>[KMG])?(?:atthebottomofmemory)?\.Thatwasnotpossible\.Thereare(?P<free>{NUMBER})(?P<free_unit>[KMG])free"), _refused_by_chip),
     Form("compiler", re.compile(rf"Used(?P<used>{NUMBER})(?P<used_unit>[KMG])of(?P<capacity>{NUMBER})(?P<capacity_unit>[KMG])hbm(?:\.Exceededhbmcapacityby(?P<missing>{NUMBER})(?P<missing_unit>[KMG]))?"), _counted_by_compiler),
+    Form("chip", re.compile(r"[Rr]anoutofmemoryinmemoryspace(?:vmem|smem)|exceededscopedvmemlimit"), _beyond_kernel_memory),
+    Form("library", re.compile(r"Couldnotcreatecudnnhandle:CUDNN_STATUS_INTERNAL_ERROR(?:\S{0,300}?Memoryusage:(?P<free>\d{1,16})bytesfree,(?P<capacity>\d{1,16})bytestotal)?"), _refused_library, {"free": "bytes", "capacity": "bytes"}),
     Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _counted_by_compiler),
     Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _asked_of_pool, {"asked": "bytes"}),
     Form("XLA", re.compile(rf"Failedtoallocaterequestfor(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)\S{{0,40}}?ondeviceordinal"), _asked_of_pool, {"asked": "bytes"}),

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from memsheet.diagnose.interval import Interval, printed_bytes
+from memsheet.diagnose.messages.step_lines import ENOUGH
 from memsheet.patterns import late_pattern
 
 _ROUNDS = (
-    r"(?:epoch|step|iter(?:ation)?|fold|trial|run|fit|round|call|request|generation|turn|message|chat|episode|game|image|prompt|file|video|document|restart|execution|experiment|sweep|cell"
+    r"(?:epoch|step|iter(?:ation)?|fold|trial|run|fit|round|call|request|gen(?:eration)?|turn|message|chat|episode|game|image|prompt|file|video|document|restart|execution|experiment|sweep|cell"
     r"|Epoche|Durchlauf|Durchläufe|Lauf|Schritt|[ée]poca|paso|passo|iteración|iteração|vuelta|itération|époque|étape|epoca|iterazione|эпох|шаг|итераци|запуск|фолд|adım|tur|bước|lần"
     r"|轮|輪|步|折|次|エポック|ステップ|回|フォールド|에폭|스텝|폴드|번)"
 )  # fmt: skip
@@ -44,10 +45,15 @@ _OF_SETTINGS = late_pattern(
 )  # fmt: skip
 """Words of what else makes one figure larger than the one before it."""
 _PAIR = late_pattern(
-    rf"(?<![A-Za-z]){_ROUNDS}s?\s{{0,2}}[#=(]?\s?(?P<count>\d{{1,7}})\b[^\n\d;.]{{1,30}}?(?P<size>{_NUMBER})\s?(?P<unit>{_UNIT})",
+    rf"(?:(?<![A-Za-z])(?P<round>{_ROUNDS})s?\s{{0,2}}[#=(]?\s?(?P<count>\d{{1,7}})(?![\d.,]\d)|第 ?(?P<place>\d{{1,7}}) ?(?:个 ?)?(?:步|轮|輪|折|次|回|ステップ|エポック|epoch))[^\n\d;.]{{1,30}}?(?P<size>{_NUMBER})\s?(?P<unit>{_UNIT})",
     re.IGNORECASE,
 )  # fmt: skip
 _SENTENCE_END = late_pattern(r"\n|\.\s|\w{0,40}Error|[Oo]ut of memory|OOM")
+_LONG_ROUND = late_pattern(
+    r"epoch|fold|trial|run|fit|round|execution|experiment|sweep|cell|restart|video|document|Epoche|Durchl|Lauf|[ée]poca|époque|epoca|эпох|запуск|фолд|折|エポック|フォールド|에폭|폴드",
+    re.IGNORECASE,
+)  # fmt: skip
+"""Rounds of which one is a whole run, or long."""
 FEWEST, AROUND, BETWEEN = 3, 160, 60
 """Figures that make a growth; letters around them that say of what they are; letters between two pairs."""
 LEAST_GROWTH = (11, 10)
@@ -78,17 +84,31 @@ def _series_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
 
 
 def _pairs_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
-    """Rounds by their numbers, one behind the other, with a figure each."""
-    pairs = list(_PAIR.finditer(text))
-    row: list[re.Match[str]] = []
-    for found in pairs:
-        follows = row and (
-            int(found["count"]) == int(row[-1]["count"]) + 1 and found.start() - row[-1].end() <= BETWEEN
+    """Rounds by their numbers, one behind the other, with a figure each; of steps, of which a few are a run's
+    beginning, more of them.
+    """
+    rows: list[list[re.Match[str]]] = []
+    for found in _PAIR.finditer(text):
+        last = rows[-1][-1] if rows else None
+        follows = (
+            last is not None
+            and _count_of(found) == _count_of(last) + 1
+            and found.start() - last.end() <= BETWEEN
         )
-        row = [*row, found] if follows else [found]
-        around = text[max(0, row[0].start() - BETWEEN) : found.end()]
-        if len(row) >= FEWEST and not _OF_SETTINGS.search(around):
-            yield _sizes_of([(each["size"], each["unit"]) for each in row])
+        rows = [*rows[:-1], [*rows[-1], found]] if follows else [*rows, [found]]
+    for place, row in enumerate(rows):
+        around = text[max(0, row[0].start() - BETWEEN) : row[-1].end()]
+        fewest = FEWEST if _LONG_ROUND.match(row[0]["round"] or "") else ENOUGH + 1
+        if len(row) < fewest or _OF_SETTINGS.search(around):
+            continue
+        sizes = _sizes_of([(each["size"], each["unit"]) for each in row])
+        behind = _sizes_of([(each["size"], each["unit"]) for later in rows[place + 1 :] for each in later])
+        if sizes and all(each.middle > sizes[-1].middle for each in behind):
+            yield sizes
+
+
+def _count_of(found: re.Match[str]) -> int:
+    return int(found["count"] or found["place"])
 
 
 def _sizes_of(figures: Sequence[tuple[str, str]]) -> tuple[Interval, ...]:

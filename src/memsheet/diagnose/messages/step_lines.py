@@ -17,7 +17,7 @@ from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import NUMBER
 
 SIGNS = (b"GiB(",)
-_UNITS = r"(?:it(?=[\s:=#]{1,8}\d)|fold|trial|run|fit|round|episode|turn|message|generation|step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"  # fmt: skip
+_UNITS = r"(?:it(?=[\s:=#]{1,8}\d)|fold|trial|run|fit|round|episode|turn|message|gen(?:eration)?|step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"  # fmt: skip
 _COUNTS = rf"(?:(?<![A-Za-z]){_UNITS}\b|\"(?:GET|POST|PUT) /)"
 """What a line counts, of a run that goes on."""
 _PEAKS = re.compile(
@@ -32,8 +32,8 @@ _SIZE = (
 """A figure and its unit, which stands behind it or in its name (``allocated_gb``)."""
 _RESERVED = re.compile(rf"\bmemory:\s{{0,4}}(?P<size>{NUMBER})GiB\(")
 _ALLOCATED = re.compile(
-    rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
-    rf"(?:[ _]mem(?:ory)?)?{_SIZE}",
+    rf"(?:{_COUNTS}|\d/\d).{{1,200}}?(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
+    rf"(?:[ _]mem(?:ory)?)?(?:\([^()]{{0,40}}\))?{_SIZE}",
     re.IGNORECASE,
 )  # fmt: skip
 _COUNTED = re.compile(
