@@ -180,7 +180,9 @@ def _counted(number: str, unit: str) -> float:
     return float(number.replace(",", "")) * _TIMES[unit.upper()]
 
 
-_DIFFICULTY = re.compile(r"\bcurriculum[ _](?:seq_?len\w*|length|difficulty)[\"']?\s{0,3}[:=]\s{0,3}(\d{1,9})", re.IGNORECASE)
+_DIFFICULTY = re.compile(
+    r"\bcurriculum[ _](?:seq_?len\w*|length|difficulty)[\"']?\s{0,3}[:=]\s{0,3}(\d{1,9})", re.IGNORECASE
+)
 """How long samples of a curriculum are at a step (EleutherAI/gpt-neox, megatron/training.py, training_log)."""
 
 
@@ -209,7 +211,11 @@ def _harder_samples(log: Log, line: int) -> Change | None:
     for at in places:
         raised, stage = _SIZE_RAISED.search(log.lines[at]), _STAGE_BEGUN.search(log.lines[at])
         grows = raised is not None and int(raised["behind"]) > int(raised["before"])
-        if (grows or stage) and _TRAINED.search("\n".join(log.lines[:at])) and not goes_on(log.lines[at + 1 : line]):
+        if (
+            (grows or stage)
+            and _TRAINED.search("\n".join(log.lines[:at]))
+            and not goes_on(log.lines[at + 1 : line])
+        ):
             return Change(f'the run had just said "{(raised if grows else stage).group()}"', "step")  # type: ignore[union-attr]
     return None
 

@@ -248,7 +248,13 @@ FORMS = (
         ),
         _refused_communication,
     ),
-    Form("matrix library", re.compile(r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZEDwhencalling`?cublasCreate"), _refused_handle),
+    Form(
+        "matrix library",
+        re.compile(
+            r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZEDwhencalling`?cublasCreate"
+        ),
+        _refused_handle,
+    ),
     Form("convolution", re.compile(r"wasunabletofindanenginetoexecutethiscomputation"), _without_engine),
     Form("communication", re.compile(r"ncclUnhandledCudaError:(?!\S{0,400}?outofmemory)"), _failed_call),
     Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),

@@ -256,7 +256,11 @@ def _beyond_kernel_memory(_: Message, __: Log) -> Judgement:
 def _refused_library(message: Message, log: Log) -> Judgement:
     """cuDNN, which stands outside XLA's pool (xla/stream_executor/cuda/cuda_dnn.cc)."""
     free, card = message.facts.get("free"), message.facts.get("capacity")
-    told = f"{size_words(free)} of {size_words(card)} were free" if free and card else "what was free is not said"
+    told = (
+        f"{size_words(free)} of {size_words(card)} were free"
+        if free and card
+        else "what was free is not said"
+    )
     share = stated_share(log, message.line, FRACTION)
     lower = smaller_share(FRACTION, share, "of the card for the pool, which leaves room beside it")
     return Judgement(

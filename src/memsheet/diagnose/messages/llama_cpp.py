@@ -116,7 +116,9 @@ def _refused_beside_others(judged: Judgement, held: str, log: Log) -> Judgement:
     """The same request where others hold what it lacks."""
     largest = sorted(listed_holders(log), key=lambda each: -each.size.middle)[:1]
     who = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in largest)
-    cures = without_holders(who) or (Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi"),)
+    cures = without_holders(who) or (
+        Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi"),
+    )
     return replace(
         judged, causes=(Cause.OTHER_PROCESS,), cures=(*cures, *judged.cures)[:4],
         because=f"{judged.because}: others held {held} by then{f' ({who})' if who else ''}",

@@ -104,7 +104,10 @@ def _refused_runtime(message: Message, log: Log) -> Judgement:
 
 _OF_FREE = "of what is free for the KV cache"
 _CACHE_MADE = re.compile(r"KVcache:\d")
-_TOKENS_SET = re.compile(r"kv_cache_config[^\n]{0,80}?\bmax_tokens[\"']?\s{0,2}[:=]\s{0,2}\d|^\s{0,8}max_tokens:\s?\d", re.MULTILINE)
+_TOKENS_SET = re.compile(
+    r"kv_cache_config[^\n]{0,80}?\bmax_tokens[\"']?\s{0,2}[:=]\s{0,2}\d|^\s{0,8}max_tokens:\s?\d",
+    re.MULTILINE,
+)
 """A cache whose size is set in tokens (tensorrt_llm/llmapi/llm_args.py, KvCacheConfig.max_tokens)."""
 _LENGTHS = {"Sampler": "max_seq_len", "Drafter": "max_draft_len", "Guideddecoder": "max_seq_len"}
 
@@ -206,7 +209,7 @@ def _refused_kernel(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _without_runtime(message: Message, log: Log) -> Judgement:
+def _without_runtime(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
         because="beside the weights too little of the card is free for one pass of a prompt, or for a block of the cache; what was free is "

@@ -27,9 +27,7 @@ _THEN = (
     r"\s?(?:-{1,2}>|→|=>|⇒|➜|>|、|，|,(?=\s)|;|/|…|\.{2,3}|,?\s(?:and|then|and then|to|dann|luego|después|puis|poi|depois|потом|затем|и|y|e|und|et)\b|然后|再到|到|から)\s?"
     r"(?:(?:and|then|finally)\s)?"
 )  # fmt: skip
-_SERIES = late_pattern(
-    rf"(?<![\w.,]){_FIGURE}(?:{_THEN}{_FIGURE}){{2,24}}(?![\w.,]?\d)", re.IGNORECASE
-)
+_SERIES = late_pattern(rf"(?<![\w.,]){_FIGURE}(?:{_THEN}{_FIGURE}){{2,24}}(?![\w.,]?\d)", re.IGNORECASE)
 _PART = late_pattern(rf"({_NUMBER})\s?({_UNIT})?", re.IGNORECASE)
 _EACH = late_pattern(
     r"(?:\b(?:each|every|per|after|between|end of|successive|consecutive|jede[rmns]?|nach|pro|cada|por|tras|después de|chaque|après|par|ogni|dopo|após|кажд\w{0,3}|после|по|her|sonra|mỗi|sau)\b|每|毎|ごと|마다|각)"

@@ -175,7 +175,8 @@ def _growth_across_gaps(log: Log) -> tuple[Interval, ...]:
         elif "lloc" in line and _ALLOCATED.search(line):
             runs[-1].append(line)
     first, *later = [run for run in runs if run] or [[]]
-    grown, behind = steady_growth(_sizes_in(first, _ALLOCATED), first), _sizes_in(sum(later, []), _ALLOCATED)
+    grown = steady_growth(_sizes_in(first, _ALLOCATED), first)
+    behind = _sizes_in(itertools.chain(*later), _ALLOCATED)
     rising = [*grown[-1:], *behind]
     rises = all(one.middle < other.middle for one, other in itertools.pairwise(rising))
     return (*grown, *behind[-1:]) if grown and rises else ()
