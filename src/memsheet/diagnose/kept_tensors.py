@@ -61,7 +61,7 @@ _LATER_BATCH = re.compile(
     r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
     r"|\bafter (?:about |around |~)?(?:[2-9]|[1-9]\d{1,6}) (?:batches|iterations|steps|samples|images|files|prompts)\b"
     r"|\b(?:iteration|step|batch #|batch_idx|(?:around|at|near|after|in|on|until) batch)[ =:#]{0,6}(?:[2-9]|[1-9]\d{1,6})\b"
-    r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b",
+    r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b|\b(?:at|with|when|after) (?:i|idx|n|k|it) ?={1,2} ?(?:[2-9]|[1-9]\d{1,6})\b",
     re.IGNORECASE,
 )  # fmt: skip
 """A batch that is not the first."""

@@ -39,7 +39,9 @@ _RAN = re.compile(
 )
 """How people say that steps ran."""
 _THAWS = re.compile(r"\bun-?freez(?:ing|ed)\b|\bunfroze\b|\bthaw(?:ing|ed)\b", re.IGNORECASE)
-_THAWS_AT_ALL = re.compile(r"\bun-?fr[eo]+z\w*\b|\bthaw\w*\b", re.IGNORECASE)
+_THAWS_AT_ALL = re.compile(
+    r"\bun-?fr[eo]+z\w*\b|\bthaw\w*\b|\brequires_grad_?(?:\(| ?= ?)True\b", re.IGNORECASE
+)
 """What a run says that trains more from here on: its own words, no setting's name."""
 _COUNTED = r"(\d[\d,]{0,15}(?:\.\d{1,6})?)\s?([KMB]?)"
 _TRAINABLE = re.compile(
@@ -115,6 +117,10 @@ _PLACE_OF_RUN = re.compile(
     r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,30}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
     re.IGNORECASE,
 )  # fmt: skip
+_FROZEN = re.compile(
+    r"\b(?:epochs?|steps?|stage|phase)\b[^\n]{0,40}\b(?:frozen|froze|freez\w{1,3}|head only|only the head)\b", re.IGNORECASE
+)  # fmt: skip
+"""A part of a run in which less is trained."""
 _SETTING = re.compile(r"\w_un-?fr[eo]+z|un-?fr[eo]+z\w*_\w|un-?fr[eo]+z\w*\s?[=(]", re.IGNORECASE)
 
 
@@ -123,7 +129,8 @@ def thawing_said(text: str) -> str:
     for found in _THAWS_AT_ALL.finditer(text):
         before = text[max(0, found.start() - SENTENCE_BEFORE) : found.start()].rpartition("\n")[2]
         said = before + text[found.start() : found.end() + SENTENCE_BEHIND].partition("\n")[0]
-        if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and _RAN_FINE.search(text):
+        fitted = _RAN_FINE.search(text) or _FROZEN.search(text, 0, found.start())
+        if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and fitted:
             return found.group()
     return ""
 
@@ -183,7 +190,9 @@ def _counted(number: str, unit: str) -> float:
 _DIFFICULTY = re.compile(
     r"\bcurriculum[ _](?:seq_?len\w*|length|difficulty)[\"']?\s{0,3}[:=]\s{0,3}(\d{1,9})", re.IGNORECASE
 )
-"""How long samples of a curriculum are at a step (EleutherAI/gpt-neox, megatron/training.py, training_log)."""
+"""How long samples of a curriculum are at a step (EleutherAI/gpt-neox, megatron/training.py,
+training_log).
+"""
 
 
 _SIZE_RAISED = re.compile(
@@ -243,7 +252,7 @@ EITHER = "epoch or step"
 
 
 _FIRST_STEPS = re.compile(
-    r"\bthe first (?P<count>\d[\d,]{0,11}) (?P<of>epoch|step|iteration)s?\b[^\n]{0,50}?\b(?:then|after(?:wards| that| which)?|later|from there)\b",
+    r"\bthe first (?P<count>\d[\d,]{0,11}) (?P<of>epoch|step|iteration)s?\b[^\n]{0,50}?\b(?:then|after(?:wards| that| which)?|later|from there|when|once|but|until)\b",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that a run is another one behind its first steps."""
@@ -319,7 +328,7 @@ _EVALUATION_SAID = re.compile(
 )  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
 _TRAINS_SAID = re.compile(
-    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b"
+    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?|fits?)\b"
     r"|\btraining itself\b",
     re.IGNORECASE,
 )  # fmt: skip

@@ -8,7 +8,10 @@ import re
 
 from memsheet.patterns import late_pattern
 
-_DIES = r"(?:die[sd]?|dying|crash\w*|fail\w*|oom\w*|out of memory|cuda error|runs? out|blows? up|explode\w*|boom|kill\w*|not fit)"
+_DIES = (
+    r"(?:die[sd]?|dying|crash\w*|fail\w*|oom\w*|out of memory|cuda error|runs? out|blows? up|explode\w*|boom"
+    r"|kill\w*|not fit)"
+)
 _FINE = (
     r"(?:fine|ok(?:ay)?|no problems?|no issues?|(?:without|w/o) (?:a |any |one )?(?:single )?(?:problems?|ooms?|issues?|hiccups?)|perfect(?:ly)?|good|well"
     r"|smooth(?:ly)?|happily|works?|worked|fits?|fitted|completed?|finished|done|stable)"
@@ -42,7 +45,10 @@ def next_phase_dies(text: str) -> str:
     return found.group().strip() if found else ""
 
 
-_SAMPLE = r"(?:sample|sequence|example|batch|document|prompt|text|clip|audio|utterance|video|image|file|conversation|answer|response|graph|molecule|protein|row)s?"
+_SAMPLE = (
+    r"(?:sample|sequence|example|batch|document|prompt|text|clip|audio|utterance|video|image|file"
+    r"|conversation|answer|response|graph|molecule|protein|row)s?"
+)
 _LONG_SAMPLE = late_pattern(
     rf"\b(?:the|an?|one|some|my|single|few) (?:\w+ ){{0,2}}(?:longest|very long|really long|extremely long|unusually long|giant|huge|enormous|outlier|oversized|monster)\b[^\n.;]{{0,30}}?\b{_SAMPLE}\b"
     rf"|\b(?:one|an?|single|some) (?:\w+ ){{0,2}}{_SAMPLE} (?:is|has|of|with|that (?:is|has))\b[^\n.;]{{0,30}}?\d[\d,. ]{{2,9}}k?\s?(?:tokens|frames|nodes|atoms|residues|words|chars|seconds|s|px|pixels|k)\b"

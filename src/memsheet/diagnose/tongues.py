@@ -64,8 +64,8 @@ STEMS: Mapping[str, Mapping[str, str]] = {
         "vi": "tăng", "zh": "增长|上涨|增加|越来越|不断|慢慢|逐渐|一直涨|在涨|都涨|涨到|往上", "ja": "増え|増加|増して|上が|膨ら|溜ま", "ko": "증가|늘어|올라|쌓이|쌓여",
     },
 }  # fmt: skip
-"""What each is called, by tongue: the beginnings of words, since most of these tongues bend their ends; without
-a tongue what is written alike in several.
+"""What each is called, by tongue: the beginnings of words, since most of these tongues bend their ends;
+without a tongue what is written alike in several.
 """
 _WITHOUT_SPACES = ("zh", "ja", "ko")
 _SENTENCE = late_pattern(r"[.!?](?=\s|$)|[。！？；;\n]")

@@ -73,5 +73,6 @@ def growth_of_steps(signs: Signs) -> Judgement | None:
         return None
     return Judgement(
         causes=(Cause.LEAK,),
-        because=f'the text says that memory grows or is kept ("{signs.grows_said}") and that the job dies late',
+        because=f'the text says that memory grows or is kept ("{signs.grows_said}") and that the job '
+        "dies late",
     )

@@ -65,9 +65,12 @@ def has_much_outside(of: Figures, _: Signs) -> bool | None:
 
 
 _OWN_CACHE = re.compile(
-    r"\bcache_max_entry_count\b|\[BlockManager\]|\b(?:kv_cache_)?free_gpu_memory_fraction\b|max tokens in paged KV cache"
+    r"\bcache_max_entry_count\b|\[BlockManager\]|\b(?:kv_cache_)?free_gpu_memory_fraction\b"
+    r"|max tokens in paged KV cache"
 )
-"""How servers are known whose cache stands outside PyTorch's allocator: LMDeploy's TurboMind, TensorRT-LLM."""
+"""How servers are known whose cache stands outside PyTorch's allocator: LMDeploy's TurboMind,
+TensorRT-LLM.
+"""
 
 
 def has_cache_outside(of: Figures, signs: Signs) -> bool | None:
@@ -118,7 +121,8 @@ def has_small_neighbour(of: Figures, _: Signs) -> bool | None:
 
 
 _LAUNCHED = re.compile(
-    r"\btorchrun\b|--?nproc[_-]per[_-]node|\blocal_rank\b|\baccelerate launch\b|\bmpirun\b|\bdeepspeed --|\bsrun\b|\[rank\d"
+    r"\btorchrun\b|--?nproc[_-]per[_-]node|\blocal_rank\b|\baccelerate launch\b"
+    r"|\bmpirun\b|\bdeepspeed --|\bsrun\b|\[rank\d"
 )
 """What starts several processes for one job, or is said by one of them."""
 ALIKE = (20, 21)

@@ -89,7 +89,8 @@ def said_phase_words(of: Figures, signs: Signs) -> str:
 
 def said_sample_words(of: Figures, signs: Signs) -> str:
     return (
-        f'the text says that the steps before fitted and that it died at a long sample ("{signs.long_said}"): '
+        f"the text says that the steps before fitted and that it died at a long sample "
+        f'("{signs.long_said}"): '
         f"{size_words(of.asked)} were asked for, more than they needed"
     )
 

@@ -251,7 +251,8 @@ FORMS = (
     Form(
         "matrix library",
         re.compile(
-            r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZEDwhencalling`?cublasCreate"
+            r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
+            r"|CUBLAS_STATUS_NOT_INITIALIZEDwhencalling`?cublasCreate"
         ),
         _refused_handle,
     ),
@@ -275,7 +276,8 @@ FORMS = (
     *other_runtimes.FORMS,
 )
 _BARE = re.compile(
-    r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|CUDA_ERROR_OUT_OF_MEMORY\b|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b"
+    r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|CUDA_ERROR_OUT_OF_MEMORY\b"
+    r"|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b"
     r"|out of memory\b[.!]?$"
     r"|.{0,300}?(?:\b(?:error|exception|failed|failure|refused|fatal)\b|what\(\)).{0,300}?\bout of memory\b"
     r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError)"

@@ -118,7 +118,8 @@ def _page_file(_: Message, __: Log) -> Judgement:
         change="a larger page file", helps=MAYBE, where="System > Advanced > Performance > Virtual memory"
     )
     return host_shortage(
-        "Windows' commit limit or its pools are reached (errors 8, 1450, 1455): the page file is too small for what was asked",
+        "Windows' commit limit or its pools are reached (errors 8, 1450, 1455): the page file is too small "
+        "for what was asked",
         cure,
         WORKERS,
     )
@@ -181,10 +182,14 @@ FORMS = (
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")
 """Forms that say who killed and why, and so more than the signal alone."""
-_KILLED_SAID = "Killed|Getötet|Processus arrêté|Tué|Terminado \\(killed\\)|Matado|Morto|Ucciso|Убито|已杀死|已終止|強制終了|죽었음|Süreç durduruldu"
+_KILLED_SAID = (
+    r"Killed|Getötet|Processus arrêté|Tué|Terminado \(killed\)|Matado|Morto|Ucciso|Убито|已杀死|已終止|強制終了"
+    r"|죽었음|Süreç durduruldu"
+)
 """The same of shells in other tongues (GNU libc's catalogues of ``strsignal``)."""
 _KILLED = re.compile(
-    rf"(?:.{{1,200}}: line \d{{1,9}}:\s{{1,4}}\d{{1,10}}\s|[\w./-]{{1,60}}:\s)(?:{_KILLED_SAID})(?:\s.{{0,400}})?$"
+    rf"(?:.{{1,200}}: line \d{{1,9}}:\s{{1,4}}\d{{1,10}}\s|[\w./-]{{1,60}}:\s)"
+    rf"(?:{_KILLED_SAID})(?:\s.{{0,400}})?$"
     rf"|(?:{_KILLED_SAID})(?:\s{{2,}}.{{0,400}})?[.!]?$"
     r"|(?:zsh: |\[\d{1,4}\]\s{1,4}[+-]?\s{0,4}\d{1,10}\s{1,4})killed\b"
     r"|(?:make(?:\[\d{1,3}\])?: \*\*\* \[.{1,300}\]|.{1,60}: [-\\|/]) Killed$|.{0,300}\bsignal: killed$"

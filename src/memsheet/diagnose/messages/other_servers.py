@@ -3,7 +3,8 @@
 The sentences are those of text-generation-inference (server/text_generation_server/models/flash_causal_lm.py,
 warmup), TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check; tensorrt_llm/_torch/pyexecutor/
 py_executor_creator.py, _ExecutorMemoryMonitor), LM Studio, ExLlamaV2 (exllamav2/model.py,
-load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check; lmdeploy/pytorch/engine/executor/base.py) and Triton
+load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check;
+lmdeploy/pytorch/engine/executor/base.py) and Triton
 (python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
 """
 

@@ -22,17 +22,22 @@ so, too.
 """
 _NUMBER = r"\d{1,5}(?:[.,]\d{1,3})?"
 _UNIT = r"(?:[GM]i?B?|gigs?|[GM]o|[ГМ]б|[ГМ]Б)(?![\w/])"
-_FIGURE = rf"(?:~|≈|about |ca\. )?{_NUMBER}\s?(?:{_UNIT})?"
+_FIGURE = (
+    rf"(?:~|≈|about |ca\. )?{_NUMBER}\s?(?:{_UNIT})?"
+    r"(?: (?:after|at|in|on|for) (?:the )?"
+    r"(?:\dst|\dnd|\drd|\dth|first|second|third|fourth|fifth)\b(?: [a-z]{1,12})?)?"
+)
 _THEN = (
     r"\s?(?:-{1,2}>|→|=>|⇒|➜|>|、|，|,(?=\s)|;|/|…|\.{2,3}|,?\s(?:and|then|and then|to|dann|luego|después|puis|poi|depois|потом|затем|и|y|e|und|et)\b|然后|再到|到|から)\s?"
     r"(?:(?:and|then|finally)\s)?"
 )  # fmt: skip
 _SERIES = late_pattern(rf"(?<![\w.,]){_FIGURE}(?:{_THEN}{_FIGURE}){{2,24}}(?![\w.,]?\d)", re.IGNORECASE)
-_PART = late_pattern(rf"({_NUMBER})\s?({_UNIT})?", re.IGNORECASE)
+_PART = late_pattern(rf"(?<!\d)({_NUMBER})(?!\d|st\b|nd\b|rd\b|th\b)\s?({_UNIT})?", re.IGNORECASE)
 _EACH = late_pattern(
     r"(?:\b(?:each|every|per|after|between|end of|successive|consecutive|jede[rmns]?|nach|pro|cada|por|tras|después de|chaque|après|par|ogni|dopo|após|кажд\w{0,3}|после|по|her|sonra|mỗi|sau)\b|每|毎|ごと|마다|각)"
     rf"[^\n.]{{0,24}}?{_ROUNDS}|{_ROUNDS}(?:ごと|마다|\s(?:by|after|für|tras|dopo)\s{_ROUNDS})"
-    rf"|\b(?:over|across) (?:the )?{_ROUNDS}s",
+    rf"|\b(?:over|across) (?:the )?{_ROUNDS}s"
+    r"|\b(?:every|each) time\b|\bjedes ?mal\b|\bcada vez\b|\bà chaque fois\b|\bogni volta\b|каждый раз|\bher seferinde\b|\bmỗi lần\b|每次|毎回|매번",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that it is one figure a round."""
@@ -54,6 +59,8 @@ _LONG_ROUND = late_pattern(
 """Rounds of which one is a whole run, or long."""
 FEWEST, AROUND, BETWEEN = 3, 160, 60
 """Figures that make a growth; letters around them that say of what they are; letters between two pairs."""
+FAR_APART = 10
+"""Steps between two figures, of which the first is then no beginning of a run."""
 LEAST_GROWTH = (11, 10)
 
 
@@ -88,16 +95,21 @@ def _pairs_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
     rows: list[list[re.Match[str]]] = []
     for found in _PAIR.finditer(text):
         last = rows[-1][-1] if rows else None
+        apart = _count_of(rows[-1][1]) - _count_of(rows[-1][0]) if rows and len(rows[-1]) > 1 else 0
         follows = (
             last is not None
-            and _count_of(found) == _count_of(last) + 1
+            and (
+                _count_of(found) - _count_of(last) == apart
+                or (not apart and _count_of(found) > _count_of(last))
+            )
             and found.start() - last.end() <= BETWEEN
         )
         rows = [*rows[:-1], [*rows[-1], found]] if follows else [*rows, [found]]
     for place, row in enumerate(rows):
         around = text[max(0, row[0].start() - BETWEEN) : row[-1].end()]
-        fewest = FEWEST if _LONG_ROUND.match(row[0]["round"] or "") else ENOUGH + 1
-        if len(row) < fewest or _OF_SETTINGS.search(around):
+        apart = _count_of(row[1]) - _count_of(row[0]) if len(row) > 1 else 1
+        long = _LONG_ROUND.match(row[0]["round"] or "") or apart >= FAR_APART
+        if len(row) < (FEWEST if long else ENOUGH + 1) or _OF_SETTINGS.search(around):
             continue
         sizes = _sizes_of([(each["size"], each["unit"]) for each in row])
         behind = _sizes_of([(each["size"], each["unit"]) for later in rows[place + 1 :] for each in later])

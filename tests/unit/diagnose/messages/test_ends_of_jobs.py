@@ -1,5 +1,5 @@
-"""Ends of jobs in the words of other vendors, other servers, systems that kill, libraries below PyTorch, and texts
-of which nothing is to be said: a line or a few each, and what they come to.
+"""Ends of jobs in the words of other vendors, other servers, systems that kill, libraries below PyTorch, and
+texts of which nothing is to be said: a line or a few each, and what they come to.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("onnx", "onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException: [ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running MatMul node. bfc_arena.cc:376 AllocateRawInternal Failed to allocate memory for requested buffer of size 1073741824"),
     ),
 }  # fmt: skip
-"""By what they come to: a verdict, the verdicts that it is open between, no figures to judge by, or nothing that
-failed for memory. A name and the text.
+"""By what they come to: a verdict, the verdicts that it is open between, no figures to judge by, or nothing
+that failed for memory. A name and the text.
 """
 
 

@@ -48,9 +48,9 @@ def test_what_is_not_free_before_a_program_loads_is_held_by_others(
 
 
 def test_who_holds_it_is_named_by_the_table_beside() -> None:
-    table = "|    0   N/A  N/A     51940      C   /opt/ComfyUI/venv/bin/python            17848MiB |"
+    table = "|    0   N/A  N/A     51940      C   /srv/ComfyUI/venv/bin/python            17848MiB |"
     found = found_in(*loads("NVIDIA GeForce RTX 3090", 5912, 8148), table)
-    assert "process 51940 (/opt/ComfyUI/venv/bin/python)" in changes_of(found)
+    assert "process 51940 (/srv/ComfyUI/venv/bin/python)" in changes_of(found)
 
 
 @pytest.mark.parametrize(
