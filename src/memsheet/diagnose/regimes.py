@@ -272,7 +272,7 @@ _BEGINS = re.compile(
 )  # fmt: skip
 """How they say that something joins it, or that it becomes larger, at a step."""
 _NO_CHANGE = re.compile(
-    r"\b(?:it|oom\w*|errors?|memory|vram|crash\w*|leak\w*|loss (?:\w+ )?(?:changes?|doubles?|increases?|rises?|grows?)|usage|problem|training|trainer|run|job|process|fails?|failure|resum\w*)\b",
+    r"\b(?:it|oom\w*|errors?|memory|vram|crash\w*|leak\w*|loss (?:\w+ )?(?:changes?|doubles?|increases?|rises?|grows?)|usage|problem|lr|learning[ _-]rate|schedul\w*|training|trainer|run|job|process|fails?|failure|resum\w*)\b",
     re.IGNORECASE,
 )  # fmt: skip
 """What begins at a step without making it another: the run itself, or its failure."""

@@ -42,9 +42,11 @@ def next_phase_dies(text: str) -> str:
     not.
     """
     found = _NEXT_DIES.search(text) if _FITTED.search(text) else None
-    return found.group().strip() if found else ""
+    return found.group().strip() if found and not _SHARDS.search(text) else ""
 
 
+_SHARDS = late_pattern(r"\bstages? ?[0-3]\b[^\n]{0,24}\bzero\b|\bzero\b[^\n]{0,24}\bstages?\b", re.IGNORECASE)
+"""Stages that are none of a run: ZeRO's."""
 _SAMPLE = (
     r"(?:sample|sequence|example|batch|document|prompt|text|clip|audio|utterance|video|image|file"
     r"|conversation|answer|response|graph|molecule|protein|row)s?"

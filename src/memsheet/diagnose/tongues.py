@@ -59,9 +59,9 @@ STEMS: Mapping[str, Mapping[str, str]] = {
         "zh": "显存|顯存|内存", "ja": "メモリ", "ko": "메모리", "": "VRAM|GPU",
     },
     GROWS: {
-        "de": "wächst|wachsend|steigt|steigend|läuft (?:langsam )?voll|füllt sich|nimmt (?:\\w+ ){0,3}zu|immer mehr|mehr Speicher", "es": "crec[ei]|aument|sube[n]?\\b|subiendo|acumul", "fr": "augmente(?:nt|r)?\\b|cro[îi]t|grimpe|monte\\b|s'accumule",
-        "it": "cresc|aument|sale\\b|salendo|si accumula", "pt": "cresc|aument|sobem?\\b|subindo|acumul", "ru": "раст[её]т|расти|увелич|накапл|прибавля|вс[её] больше", "tr": "artıyor|artar|artmakta|arttı|yüksel|büyü|birik",
-        "vi": "tăng", "zh": "增长|上涨|增加|越来越|不断|慢慢|逐渐|一直涨|在涨|都涨|涨到|往上", "ja": "増え|増加|増して|上が|膨ら|溜ま", "ko": "증가|늘어|올라|쌓이|쌓여",
+        "de": "wächst|wachsend|steigt|steigend|läuft (?:langsam )?voll|füllt sich|nimmt (?:\\w+ ){0,3}zu|immer mehr|mehr Speicher", "es": "crec[ei]|aumenta[n]?\\b|aumentando|aumentó|sube[n]?\\b|subiendo|acumul", "fr": "(?<![Jj]')augmente(?:nt)?\\b|cro[îi]t|grimpe|monte\\b|s'accumule",
+        "it": "cresc|aumenta(?:no)?\\b|aumentando|sale\\b|salendo|si accumula", "pt": "cresc|aumenta[m]?\\b|aumentando|sobem?\\b|subindo|acumul", "ru": "раст[её]т|расти|увеличива[ею]тся|увеличилась|накапл|прибавля|вс[её] больше", "tr": "artıyor|artar|artmakta|arttı|yüksel|büyü|birik",
+        "vi": "tăng (?:dần|liên tục|theo|mãi|đều|từ từ|sau)", "zh": "增长|上涨|增加|越来越|不断|慢慢|逐渐|一直涨|在涨|都涨|涨到|往上", "ja": "増え|増加|増して|上が|膨ら|溜ま", "ko": "증가|늘어|올라|쌓이|쌓여",
     },
 }  # fmt: skip
 """What each is called, by tongue: the beginnings of words, since most of these tongues bend their ends;

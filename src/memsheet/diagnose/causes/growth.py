@@ -7,6 +7,7 @@ from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import (
     Interval,
     at_least,
+    more_than,
     size_words,
 )
 from memsheet.diagnose.message import Cause, Judgement
@@ -20,7 +21,8 @@ def memory_grows(of: Figures, signs: Signs) -> bool | None:
     if signs.growth:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
     held = signs.reserved_growth or signs.used_growth
-    return bool(held) and not _may_be_pieces(of, held)
+    of_card = bool(held) and (of.capacity is None or not more_than(held[-1], of.capacity))
+    return of_card and not _may_be_pieces(of, held)
 
 
 def is_said_to_grow(_: Figures, signs: Signs) -> bool | None:

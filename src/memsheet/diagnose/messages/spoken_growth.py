@@ -42,7 +42,7 @@ _EACH = late_pattern(
 )  # fmt: skip
 """How people say that it is one figure a round."""
 _OF_SETTINGS = late_pattern(
-    r"\b(?:batch[ _-]?size|bs|seq(?:uence)?[ _-]?len\w*|(?:max|context)[ _-]?len\w*|length|context|resolution|rank|ranks|GPUs|cards|layers|beams|tokens|pixels|peaks?|max(?:imum)?|system ram|host|cpu)\b"
+    r"\b(?:batch[ _-]?size|bs|seq(?:uence)?[ _-]?len\w*|(?:max|context)[ _-]?len\w*|length|context|resolution|rank|ranks|GPUs|cards|layers|beams|tokens|pixels|peaks?|max(?:imum)?|RAM|host|cpu|disk|ssd|checkpoints? (?:size|file)s?|dataset|shards?)\b"
     r"|\b(?:gpu|card|device|rank) ?[0-7]\b|\b\d{1,3}B\b(?! (?:->|→))|分辨率|长度|批大小|解像度",
     re.IGNORECASE,
 )  # fmt: skip

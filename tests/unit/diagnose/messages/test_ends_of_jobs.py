@@ -55,7 +55,6 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("slurm old", "slurmstepd: error: Detected 2 oom-kill event(s) in StepId=1290.batch cgroup. Some of your processes may have been killed by the cgroup out-of-memory handler."),
         ("slurm task only", "srun: error: node07: task 3: Out Of Memory\nsrun: Terminating job step 8812.0"),
         ("sacct", "JobID State ExitCode MaxRSS ReqMem\n123 OUT_OF_ME+ 0:125 \n123.batch OUT_OF_ME+ 0:125 64210432K 64G"),
-        ("slurm exit 9", "srun: error: gpu-03: task 1: Killed\nslurmstepd: error: *** STEP 1.0 ON gpu-03 CANCELLED ***"),
         ("dmesg", "[12345.678] Out of memory: Killed process 4412 (python3) total-vm:180012344kB, anon-rss:62011232kB, file-rss:0kB"),
         ("dmesg cg", "[ 8831.1] Memory cgroup out of memory: Killed process 991 (pt_main_thread) total-vm:90012344kB, anon-rss:32011232kB"),
         ("systemd oomd", "systemd-oomd[812]: Killed /user.slice/user-1000.slice/app.scope due to memory pressure for /user.slice being 62.41% > 50.00% for > 20s with reclaim activity"),
@@ -107,6 +106,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pin", 'RuntimeError: CUDA error: out of memory\n  File "/x/torch/utils/data/_utils/pin_memory.py", line 62, in pin_memory\n    return data.pin_memory(device)\nCUDA kernel errors might be asynchronously reported'),
     ),
     "nothing": (
+        ("slurm exit 9", "srun: error: gpu-03: task 1: Killed\nslurmstepd: error: *** STEP 1.0 ON gpu-03 CANCELLED ***"),
         ("bus core", "Bus error (core dumped)"),
         ("hip segv", "Memory access fault by GPU node-1 (Agent handle: 0x55d) on address 0x7f. Reason: Page not present or supervisor privilege."),
         ("miopen workspace", "MIOpen(HIP): Warning [IsEnoughWorkspace] Solver <GemmFwdRest>, workspace required: 1207959552, provided ptr: 0 size: 0\nRuntimeError: miopenStatusUnknownError"),
