@@ -1,5 +1,5 @@
-"""Sentences of people whose job simply needs more than the card has: figures, stages, tongues and settings that
-are no growth, no other regime, no neighbour.
+"""Sentences of people whose job simply needs more than the card has: figures, stages, tongues and settings
+that are no growth, no other regime, no neighbour.
 """
 
 from __future__ import annotations
