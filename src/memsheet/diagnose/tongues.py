@@ -118,9 +118,11 @@ LONGEST = 400
 
 def said_together(text: str, *names: str) -> str:
     """The first clause that says all of these in another tongue than English; empty where none does."""
-    return next(
-        (each.strip() for each in _clauses(text) if all(_PATTERNS[name].search(each) for name in names)), ""
-    )
+    patterns = [_PATTERNS[name] for name in names]
+    if not all(pattern.search(text) for pattern in patterns):
+        return ""
+    told = (each for each in _clauses(text) if all(pattern.search(each) for pattern in patterns))
+    return next(told, "").strip()
 
 
 _OF_ELSE = late_pattern(

@@ -168,6 +168,8 @@ _LEFT_OUT = re.compile(r"\W{0,4}(?:\.{2,}|…|snip|cut\b|omitted)[^\n]{0,60}$", 
 
 def _growth_across_gaps(log: Log) -> tuple[Interval, ...]:
     """The same of lines between which others are left out: steady up to there, and larger behind."""
+    if not any(_LEFT_OUT.match(line) for line in log.lines):
+        return ()
     runs: list[list[str]] = [[]]
     for line in (_PEAKS.sub("peak", each) for each in log.lines):
         if _LEFT_OUT.match(line):
