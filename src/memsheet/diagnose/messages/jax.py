@@ -168,6 +168,31 @@ def _refused_at_start(message: Message, log: Log) -> Judgement | None:
     )  # fmt: skip
 
 
+def _beyond_known_card(message: Message, log: Log, told: str, total: Interval | None) -> Judgement | None:
+    """A need of more than the card has that the message says or the text names, or of nearly all of it; or
+    somebody else on it, where what was refused is what XLA takes at its start. ``total``: the whole program's.
+    """
+    size, card, named = message.facts.get("asked"), message.facts.get("capacity"), card_in_text(log.text)
+    whole = f"{told}; the program needs {size_words(total or NOTHING)} in all"
+    need = Judgement(causes=(Cause.REAL_NEED,), because=whole, cures=(SMALLER, PREALLOCATED))
+    if total is not None and card is not None and more_than(total, card):
+        return replace(
+            need, missing=(total - card).positive, because=f"{whole}, and the card has {size_words(card)}"
+        )
+    if over := beyond_named_card(total, log.text):
+        return replace(need, because=f"{whole}, and {over}")
+    if over := beyond_named_card(size, log.text):
+        return replace(need, because=f"{told}, and {over}")
+    if refused := _refused_at_start(message, log):
+        return refused
+    if total is None or named is None or total.low * LARGE[1] <= named.most * LARGE[0]:
+        return None
+    return replace(
+        need, cures=(SMALLER, *_larger_pool(message, log), PREALLOCATED),
+        because=f"{whole}, more than nine tenths of the {named.name} that the text names, whoever else is on it",
+    )  # fmt: skip
+
+
 def _judged_request(message: Message, log: Log) -> Judgement:
     size = message.facts.get("asked")
     text, lines = log.squeezed, log.text
@@ -188,30 +213,8 @@ def _judged_request(message: Message, log: Log) -> Judgement:
         return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED), limit)
     held = [part for name in ("maybe_live_out", "preallocatedtemp") if (part := stats.get(name)) is not None]
     total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
-    card = message.facts.get("capacity")
-    if total is not None and card is not None and more_than(total, card):
-        return Judgement(
-            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), missing=(total - card).positive,
-            because=f"{told}; the program needs {size_words(total)} in all, and the card has {size_words(card)}",
-        )  # fmt: skip
-    if over := beyond_named_card(total, lines):
-        return Judgement(
-            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED),
-            because=f"{told}; the program needs {size_words(total or NOTHING)} in all, and {over}",
-        )  # fmt: skip
-    if over := beyond_named_card(size, lines):
-        return Judgement(
-            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), because=f"{told}, and {over}"
-        )
-    if refused := _refused_at_start(message, log):
-        return refused
-    named = card_in_text(lines)
-    if total is not None and named is not None and total.low * LARGE[1] > named.most * LARGE[0]:
-        return Judgement(
-            causes=(Cause.REAL_NEED,), cures=(SMALLER, *_larger_pool(message, log), PREALLOCATED),
-            because=f"{told}; the program needs {size_words(total)} in all, more than nine tenths of the {named.name} that the text names, "
-            "whoever else is on it",
-        )  # fmt: skip
+    if judged := _beyond_known_card(message, log, told, total):
+        return judged
     if total is None and (judged := judged_by_table(message, log, told)):
         return judged
     parts = [
@@ -304,6 +307,32 @@ def _share_for(limit: Limit, needed: int, card: int) -> str:
     return f"{limit.raised.where}=0.{-(-needed * 100 // card):02d} (or more, while nobody else uses the card)"
 
 
+def _too_little_in_pool(
+    pool: dict[str, int],
+    needed: int,
+    told: str,
+    smaller: tuple[Cure, ...],
+    besides: tuple[Cure, ...],
+    limit: Limit,
+) -> Judgement:
+    """Where the pool had less left than was asked for: its limit's doing, where a setting made that so low that
+    the card has room. ``needed``: bytes of the pool with the request.
+    """
+    least, most = limit.card_ends(pool["limit"])
+    if limit.is_set and needed * LARGE[1] <= least * LARGE[0]:
+        return Judgement(
+            causes=(Cause.LIMIT_SET,), cures=(replace(limit.raised, where=_share_for(limit, needed, least)), *smaller),
+            because=f"{told}; that limit is a setting's, and the card has {size_words(Interval(least, most))}",
+        )  # fmt: skip
+    if limit.is_set and (not most or needed * LARGE[1] <= most * LARGE[0]):
+        return Judgement(
+            causes=(Cause.LIMIT_SET, Cause.REAL_NEED), cures=(limit.raised, *smaller),
+            because=f"{told}; that limit is a setting's, and what the card has is not said"
+            + (f" ({size_words(Interval(least, most))})" if most else ""),
+        )  # fmt: skip
+    return Judgement(causes=(Cause.REAL_NEED,), because=told, cures=(*smaller, *besides))
+
+
 def judge_pool(
     size: Interval,
     pool: dict[str, int],
@@ -328,29 +357,9 @@ def judge_pool(
             because=f"{told}; more is in use of the pool than its limit: its figures contradict one another",
             facts=facts,
         )
-    least, most = limit.card_ends(pool["limit"])
-    needed = (pool["in_use"] + size.high) * LARGE[1]
-    if more_than(size, left) and limit.is_set and needed <= least * LARGE[0]:
-        whole = size_words(Interval(least, most))
-        return Judgement(
-            causes=(Cause.LIMIT_SET,), missing=(size - left).positive, facts=facts,
-            because=f"{sum_words}; that limit is a setting's, and the card has {whole}",
-            cures=(replace(limit.raised, where=_share_for(limit, pool["in_use"] + size.high, least)), *smaller),
-        )  # fmt: skip
-    if more_than(size, left) and limit.is_set and (not most or needed <= most * LARGE[0]):
-        return Judgement(
-            causes=(Cause.LIMIT_SET, Cause.REAL_NEED), missing=(size - left).positive, facts=facts, cures=(limit.raised, *smaller),
-            because=f"{sum_words}; that limit is a setting's, and what the card has is not said"
-            + (f" ({size_words(Interval(least, most))})" if most else ""),
-        )  # fmt: skip
     if more_than(size, left):
-        return Judgement(
-            causes=(Cause.REAL_NEED,),
-            because=sum_words,
-            missing=(size - left).positive,
-            cures=(*smaller, *besides),
-            facts=facts,
-        )
+        lacks = _too_little_in_pool(pool, pool["in_use"] + size.high, sum_words, smaller, besides, limit)
+        return replace(lacks, missing=(size - left).positive, facts=facts)
     largest = pool.get("largest_free")
     if largest is not None and at_least(left, size) and size.low > largest > 0:
         return Judgement(
