@@ -13,16 +13,18 @@ from memsheet.diagnose.tongues import (
     DIES,
     EVALUATION,
     FINE,
+    SAVES,
     TRAINING,
     resumption_alone_dies,
     said_together,
+    thaw_said,
 )
 from memsheet.frozen import NamedTuple
 
 _STEP_NUMBER = re.compile(
-    r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
+    r"\b(?:(?:update|num_updates|global_step|iteration|iter|step)s?|paso|passo|Schritt|étape|krok|adım|bước|шаг\w{0,2})\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _TRAINED = re.compile(
     r"\b(?:learning_rate|train_loss)['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d"
     r"|[\"']loss[\"']: [^\n{}]{1,200}[\"']epoch[\"']:"
@@ -132,7 +134,7 @@ def thawing_said(text: str) -> str:
         fitted = _RAN_FINE.search(text) or _FROZEN.search(text, 0, found.start())
         if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and fitted:
             return found.group()
-    return ""
+    return thaw_said(text)
 
 
 SENTENCE_BEFORE, SENTENCE_BEHIND = 80, 120
@@ -260,7 +262,8 @@ _FIRST_STEPS = re.compile(
 
 _UNIT_AND_NUMBER = r"(?:the )?(?P<unit>epoch|step|iteration)s? (?:#|no\.? ?)?(?P<number>\d[\d,]{0,11})\b"
 _UNTIL = re.compile(
-    rf"\b(?:until|till|up to|through) {_UNIT_AND_NUMBER}[^\n]{{0,50}}?\b(?:then|after(?:wards| that| which)?|later|from there|and)\b",
+    rf"\b(?:until|till|up to|through) {_UNIT_AND_NUMBER}[^\n]{{0,50}}?\b(?:then|after(?:wards| that| which)?|later|from there|and)\b"
+    r"|\b(?:hasta|até|bis(?: zu)?|jusqu'à|fino al?|до|do) (?:el |o |l'|la |la |dem )?(?P<of>época|epoch|Epoche|époque|epoca|эпох\w{1,2}|paso|passo|Schritt|étape|шаг\w{0,2}|krok\w?) (?P<count>\d[\d,]{0,11})[^\n]{0,50}?(?:luego|después|depois|dann|danach|puis|poi|потом|затем|potem)",
     re.IGNORECASE,
 )  # fmt: skip
 _BEGINS = re.compile(
@@ -290,7 +293,8 @@ def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
                 continue
             groups = found.groupdict()
             unit, number = groups["unit"] or groups["of"], groups["number"] or groups["count"]
-            yield f'the text says "{found.group().strip()}"', unit.lower(), int(number.replace(",", ""))
+            unit = "epoch" if unit[:2].lower() in ("ep", "ép", "эп") else unit.lower()
+            yield f'the text says "{found.group().strip()}"', unit, int(number.replace(",", ""))
     for found in _SAID_AT.finditer(text):
         unit, said = found["unit"] or found["of"], found["number"] or found["count"]
         yield f'the text says "{found.group()}"', unit.lower(), int(said.replace(",", ""))
@@ -315,7 +319,7 @@ def _epochs_of(log: Log, line: int) -> tuple[int, ...]:
     return (int(said[1]), int(said[1]) - 1) if said[2] else (int(said[1]),)
 
 
-_OF_EVALUATION = r"(?:validation|evaluation|eval|(?:model|trainer)\.evaluate|evaluating|validating)"
+_OF_EVALUATION = r"(?:sampling|validation|evaluation|eval|(?:model|trainer)\.evaluate|evaluating|validating)"
 _DIES = r"(?:die|crash|fail|oom|out of memory|boom|explode|kill)"
 _EVALUATION_SAID = re.compile(
     r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
@@ -328,7 +332,7 @@ _EVALUATION_SAID = re.compile(
 )  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
 _TRAINS_SAID = re.compile(
-    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?|fits?)\b"
+    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+|the steps)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?|fits?)\b"
     r"|\btraining itself\b",
     re.IGNORECASE,
 )  # fmt: skip
@@ -343,3 +347,9 @@ def says_evaluation_dies(text: str) -> bool:
 def says_training_fits(text: str) -> bool:
     """Whether people say that the steps of a training run."""
     return bool(_TRAINS_SAID.search(text) or said_together(text, TRAINING, FINE))
+
+
+def saving_said(text: str) -> str:
+    """By which clause people say that a run died as it saved a checkpoint, whose steps they say fitted."""
+    fitted = says_training_fits(text) or _RAN_FINE.search(text)
+    return said_together(text, SAVES, DIES) if fitted else ""

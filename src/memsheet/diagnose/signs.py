@@ -40,6 +40,7 @@ from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
     fits_unless_resumed,
+    saving_said,
     says_evaluation_dies,
     says_training_fits,
     thawing_said,
@@ -144,6 +145,8 @@ class Signs:
     """By which words people say the same of a run whose steps had fitted."""
     phase_said: str = ""
     """By which words people say that one part of the run fitted, and the next did not."""
+    saves_said: str = ""
+    """By which words people say that it died as it saved a checkpoint, and that its steps fitted."""
     long_said: str = ""
     """By which words people say that it died at a sample that is far longer than others."""
     growth: tuple[Interval, ...] = ()
@@ -185,7 +188,7 @@ def _signs_of_text(log: Log, line: int) -> Signs:
         release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
         sums_losses=sums_losses(text), keeps_losses=lists_losses(text) and bool(step_lines.peak_growth(log)), keeps_outputs=keeps_outputs(text, several=bool(growth)),
         growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or spoken_growth(text), grows_said=growth_in_words(text),
-        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text),
+        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text), saves_said=saving_said(text),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip

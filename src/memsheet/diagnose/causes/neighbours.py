@@ -18,6 +18,7 @@ from memsheet.diagnose.interval import (
 from memsheet.diagnose.log_programs import SERVERS
 from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.signs import Signs
+from memsheet.diagnose.tongues import SHARES, said_together
 from memsheet.units import GIB
 
 
@@ -111,7 +112,8 @@ _SHARED = re.compile(
 def has_shared_gap(of: Figures, signs: Signs) -> bool | None:
     """What nobody is named for is more than a process has outside its allocator, on a card that is shared."""
     gap = has_unnamed_gap(of, signs)
-    return gap if gap is not False and _SHARED.search(signs.text) and not shares_a_card(signs.text) else False
+    shared = _SHARED.search(signs.text) or said_together(signs.text, SHARES)
+    return gap if gap is not False and shared and not shares_a_card(signs.text) else False
 
 
 def has_small_neighbour(of: Figures, _: Signs) -> bool | None:

@@ -87,6 +87,13 @@ def said_phase_words(of: Figures, signs: Signs) -> str:
     )  # fmt: skip
 
 
+def said_saving_words(of: Figures, signs: Signs) -> str:
+    return (
+        f'the text says that the steps fitted and that it died as it saved a checkpoint ("{signs.saves_said}"): '
+        f"{size_words(of.asked)} were asked for there"
+    )  # fmt: skip
+
+
 def said_sample_words(of: Figures, signs: Signs) -> str:
     return (
         f"the text says that the steps before fitted and that it died at a long sample "

@@ -184,6 +184,8 @@ def _of_new_regime(signs: Signs) -> Iterator[Cure]:
         yield SHORTER_SAMPLES
     if signs.resumed:
         yield from OF_PHASE["restore"]
+    if signs.saves_said:
+        yield from OF_PHASE["save"]
     if signs.thaws or signs.thaws_said or (signs.changed_at is not None and signs.changed_at.thaws):
         yield FEWER_TRAINED
 

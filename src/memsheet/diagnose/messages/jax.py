@@ -170,7 +170,8 @@ def _refused_at_start(message: Message, log: Log) -> Judgement | None:
 
 def _beyond_known_card(message: Message, log: Log, told: str, total: Interval | None) -> Judgement | None:
     """A need of more than the card has that the message says or the text names, or of nearly all of it; or
-    somebody else on it, where what was refused is what XLA takes at its start. ``total``: the whole program's.
+    somebody else on it, where what was refused is what XLA takes at its start. ``total``: of the whole
+    program.
     """
     size, card, named = message.facts.get("asked"), message.facts.get("capacity"), card_in_text(log.text)
     whole = f"{told}; the program needs {size_words(total or NOTHING)} in all"
@@ -315,8 +316,8 @@ def _too_little_in_pool(
     besides: tuple[Cure, ...],
     limit: Limit,
 ) -> Judgement:
-    """Where the pool had less left than was asked for: its limit's doing, where a setting made that so low that
-    the card has room. ``needed``: bytes of the pool with the request.
+    """Where the pool had less left than was asked for: its limit's doing, where a setting made that so low
+    that the card has room. ``needed``: bytes of the pool with the request.
     """
     least, most = limit.card_ends(pool["limit"])
     if limit.is_set and needed * LARGE[1] <= least * LARGE[0]:
