@@ -46,7 +46,7 @@ STEMS: Mapping[str, Mapping[str, str]] = {
         "pt": "estoura|falha|quebra|morre|cai\\b|explode|trava|dá erro|erro\\b|acaba a memória|fica sem memória", "ru": "пада|упал|вылета|умира|краш|взрыва|не хватает|ошибк|заканчивается",
         "tr": "çök|patl|hata|bellek (?:yet|bit)|doluyor", "vi": "lỗi|chết|sập|văng|hết bộ nhớ|tràn|crash", "zh": "爆|溢出|报错|崩|挂了|挂掉|显存不足|不够|炸",
         "ja": "落ち|エラー|メモリ不足|止ま|クラッシュ|死", "ko": "죽|터|에러|오류|부족|뜹|뜬|멈",
-        "": r"OOM|out of memory|CUDA error|crash|[:：]\s*$", "pl": "pada\\b|wywala|wysypuje|błąd|brak pamięci|kończy się pamięć",
+        "en": "dies\\b|died\\b|dying|fail(?:s|ed)?\\b|explodes?\\b|blows? up|boom\\b|killed", "": r"OOM|out of memory|CUDA error|crash|[:：]\s*$", "pl": "pada\\b|wywala|wysypuje|błąd|brak pamięci|kończy się pamięć",
     },
     RESUMES: {
         "de": "fortsetz|fortgesetzt|weitertrain|weitermach|vom Checkpoint|(?:aus|von) (?:einem |dem )?Checkpoint", "es": "reanud|retom|continuar (?:desde|el entren)|desde (?:el |un )?checkpoint",
