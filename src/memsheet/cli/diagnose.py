@@ -6,7 +6,12 @@ from memsheet.cli import question as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import input_error
-from memsheet.questions.diagnose import diagnose_named_texts, read_log_files, redacted_diagnosis
+from memsheet.questions.diagnose import (
+    diagnose_named_texts,
+    read_log_files,
+    redacted_diagnosis,
+    with_typed_words,
+)
 from memsheet.report.shared.exit_codes import diagnosis_exit_code
 
 
@@ -17,7 +22,7 @@ def diagnose(asked: Given) -> int:
         raise input_error("plan", "-", "is stdin, which the log is read from", "put one of the two in a file")
     question = jobs.job_arguments(asked)
     texts = read_log_files(asked.files)
-    found = diagnose_named_texts(texts, question.pop("model"), question)
+    found = with_typed_words(diagnose_named_texts(texts, question.pop("model"), question), asked.files)
     if asked.redact:
         found = redacted_diagnosis(found, texts)
     if asked.json:

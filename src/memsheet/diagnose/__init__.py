@@ -4,7 +4,8 @@ interval    a printed figure as the bytes it may stand for
 cleaned     a log without colours, boxes, prefixes and line wraps
 messages/   one file an emitter: what its messages look like, and what they say
 signs       which frames, settings and programs a log shows (frames, log_programs, tracebacks)
-kept_tensors, regimes   leaks and runs that become another, in scripts and as people say it
+kept_tensors, regimes   leaks and runs that become another, in scripts and logs
+said_regimes, tongues   the same as people say it, in English and in other tongues
 rules       one message of an allocator → one verdict, by arithmetic
 causes/     what shows a cause: tests and words
 identities  a requested size → the tensor that it is (candidates, model_tensors, named_models)

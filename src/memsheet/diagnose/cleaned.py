@@ -117,12 +117,17 @@ _FRAME_BEGUN = re.compile(
     r'File "[^"\n]{1,400}(?:"(?:, (?:l(?:i(?:n(?:e(?: \d{0,9}(?:,(?: (?:i(?:n)?)?)?)?)?)?)?)?)?)?)?$'
 )
 
+_BOXED_BEGUN = re.compile(r"[\w./~-]{1,300}\.py:\d{1,9} in$")
+"""rich's frames, which wrap before the function's name."""
+
 
 def _with_whole_frames(lines: list[str]) -> list[str]:
     """The same, a traceback's frame that a terminal wrapped as one line, and an empty one before it."""
     whole = list(lines)
     for number, line in enumerate(lines[:-1]):
-        if line.startswith('File "') and _FRAME_BEGUN.match(line) and ", in " in line + lines[number + 1]:
+        if _BOXED_BEGUN.match(line) and re.fullmatch(r"[\w<>]{1,120}", lines[number + 1]):
+            whole[number], whole[number + 1] = "", f"{line} {lines[number + 1]}"
+        elif line.startswith('File "') and _FRAME_BEGUN.match(line) and ", in " in line + lines[number + 1]:
             whole[number], whole[number + 1] = "", line + lines[number + 1]
     return whole
 

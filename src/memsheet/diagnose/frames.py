@@ -34,6 +34,7 @@ GRAPH_CAPTURE = Frame("cuda_graphs", "model", "the capture of CUDA graphs", "gra
 SERVER_CACHE = Frame("kv_cache", "model", "the KV cache", "cache")
 SERVER_STEP = Frame("saved_activations", "model", "a step of the running server", "run")
 PROFILE = Frame("saved_activations", "model", "the server's trial run before it sizes its cache", "profile")
+TRIAL_CACHE = Frame("kv_cache", "model", "the cache of the server's trial run", "trial")
 _WAKE = Frame("parameters", "model", "a sleeping server that takes its memory back", "wake")
 _PROBS = Frame(
     "temporaries", "loss/log_probs", "log-probabilities of every token, logits in full", "log_probs"
@@ -62,7 +63,9 @@ _MASTERS = Frame("master_weights", "optimizer", "weights in fp32, made before th
 ADAPTERS = Frame("parameters", "adapters", "room for the adapters that a server may hold at once", "load")
 _MERGED = Frame("parameters", "model", "what an adapter adds to a weight, written out in full")
 _TGI_MODELS = ("flash_causal_lm", "causal_lm", "vlm_causal_lm", "mamba", "seq2seq_lm", "idefics_causal_lm")
-"""text-generation-inference's files of models (server/text_generation_server/models)."""
+"""text-generation-inference's files of models (server/text_generation_server/models), whose trial run makes
+the cache of its prompts first (flash_causal_lm.py, warmup; cache_manager.py; layers/attention/kv_cache.py).
+"""
 RESTORES = (
     "_load_zero_checkpoint",
     "_restore_base_optimizer_state",
@@ -122,6 +125,7 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("lm_head", "output_layer"), HEAD_LOGITS),
     **dict.fromkeys(("capture_model", "capture_one_batch_size", "init_cuda_graphs", "init_device_graphs", "capture_begin", "_capture_cudagraphs"), GRAPH_CAPTURE),
     **dict.fromkeys(("initialize_kv_cache", "_allocate_kv_cache_tensors", "initialize_kv_cache_tensors", "_allocate_kv_cache", "init_memory_pool", "_create_buffers"), SERVER_CACHE),
+    **dict.fromkeys(("set_cache_manager", "cache_manager.__init__", "init_kv_cache", "kv_cache.__init__"), TRIAL_CACHE),
     **dict.fromkeys((f"{name}.generate_token" for name in _TGI_MODELS), SERVER_STEP),
     **dict.fromkeys((f"{name}.warmup" for name in _TGI_MODELS), PROFILE),
     **dict.fromkeys(("execute_model", "forward_batch_generation", "run_batch", "event_loop_normal", "event_loop_overlap", "execute_model_req"), SERVER_STEP),
@@ -214,6 +218,7 @@ OF_RUNNING = (
     SERVER_CACHE,
     SERVER_STEP,
     PROFILE,
+    TRIAL_CACHE,
     EXPERT_TOKENS,
     FEED_FORWARD,
 )

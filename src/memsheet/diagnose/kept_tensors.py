@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 from itertools import islice
 
+from memsheet.diagnose.tongues import said_to_grow
+
 _SUM_NAMES = (
     r"(?=\w*(?:total|running|epoch|sum|cum|acc|train|avg|mean|all|history|log|val|test|dev))\w*loss\w*"
 )
@@ -22,6 +24,11 @@ _LEAK = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """A sum over steps, by its name; parts of one step's loss are added to ``loss``, or have other names."""
+_LEAK_BY_NAME = re.compile(
+    r"^[ >]*(?:self\.)?((?=\w*(?:total|running|epoch|sum|cum|acc|avg|mean|all|history|log))\w*(?:loss|err|cost)\w*)\s*\+=\s*(?:self\.)?(?P<made>\w*(?:loss|err|cost)\w*)\s*(?:;|#|$)",
+    re.MULTILINE | re.IGNORECASE,
+)  # fmt: skip
+"""The same of a loss of any name, where the text shows its own backward pass: it is no part of another."""
 _WITHOUT_GRAPH = re.compile(r"\bno_grad\b|\binference_mode\b|\bset_grad_enabled\(False\)")
 GRAPHLESS_WITHIN = 12
 """Lines before a sum in which a script says that nothing is kept for backward."""
@@ -54,7 +61,7 @@ _LATER_BATCH = re.compile(
     r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
     r"|\bafter (?:about |around |~)?(?:[2-9]|[1-9]\d{1,6}) (?:batches|iterations|steps|samples|images|files|prompts)\b"
     r"|\b(?:iteration|step|batch #|batch_idx|(?:around|at|near|after|in|on|until) batch)[ =:#]{0,6}(?:[2-9]|[1-9]\d{1,6})\b"
-    r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b",
+    r"|\|\s{0,3}(?:[2-9]|[1-9]\d{1,6})/\d{1,7}\b|\b(?:at|with|when|after) (?:i|idx|n|k|it) ?={1,2} ?(?:[2-9]|[1-9]\d{1,6})\b",
     re.IGNORECASE,
 )  # fmt: skip
 """A batch that is not the first."""
@@ -68,13 +75,10 @@ _GROWS = re.compile(
     r"|\b(?:starts?|begins?) (?:at|with) (?:about |around |~)?\d{1,3}(?:\.\d)? ?(?:GB|GiB|gigs?)\b[^\n]{0,80}\b(?:after|until|then|and)\b[^\n]{0,60}\b(?:gone|full|\d{2,3}(?:\.\d)? ?(?:GB|GiB|gigs?))\b"
     r"|\bleak(?:s|ed|ing)?\b[^\n.]{0,12}\b(?:memory|vram|gpu)\b|\bmemory leak\b[^\n.]{0,60}\bfill\b"
     r"|\b(?:memory|vram|tensors?)\b[^\n.]{0,20}\b(?:isn'?t|is not|are not|aren'?t|never|not) (?:being |getting |ever )?(?:freed|released|given back|returned)\b"
-    r"|\b(?:memory|vram|usage|allocat\w+)\b[^\n.]{0,30}\b\d+ ?(?:MB|MiB|GB|GiB) (?:higher|more) (?:than before|each|every)\b"
-    r"|\bmemória\b[^\n.]{0,40}\b(?:cresce|aumenta|sobe)\b|\bmemoria\b[^\n.]{0,40}\b(?:crece|aumenta|sube|cresce)\w{0,4}\b|\bSpeicher\w{0,20}\b[^\n.]{0,40}\b(?:wächst|steigt|läuft voll)\b"
-    r"|\bmémoire\b[^\n.]{0,40}\b(?:augmente|croît|grimpe|monte)\b|память[^\n.]{0,40}(?:раст[её]т|увелич)|(?:显存|顯存|内存)[^\n。]{0,20}(?:增长|上涨|增加|越来越|不断|慢慢|逐渐)"
-    r"|メモリ[^\n。]{0,20}(?:増え|増加|上が)|메모리[^\n.]{0,20}(?:증가|늘어)",
+    r"|\b(?:memory|vram|usage|allocat\w+)\b[^\n.]{0,30}\b\d+ ?(?:MB|MiB|GB|GiB) (?:higher|more) (?:than before|each|every)\b",
     re.IGNORECASE,
 )  # fmt: skip
-"""How people say, in several tongues, that what is held only grows."""
+"""How people say that what is held only grows."""
 _DIES_LATE = re.compile(
     r"\b(?:after|at|around|by|in|on|until|till|near|about|every|takes|~)\s{0,2}(?:about |around |the |some |~ ?|roughly |exactly )?"
     r"(?:(?:iteration|step|iter|batch|request|image|file|episode|update) ?#? ?~?(?:[2-9]\d|[1-9]\d{2,6})"
@@ -83,8 +87,7 @@ _DIES_LATE = re.compile(
     r"|(?:epoch ?#? ?(?:[2-9]|[1-9]\d)|(?:second|third|fourth|[2-9](?:nd|rd|th)) epoch|\d{1,3} epochs)"
     r"|(?:\d{1,3}|a few|several|some) (?:hours?|hrs?|h|days?|minutes|min)\b)"
     r"|\bnever at the (?:start|beginning)\b|\beventually\b"
-    r"|\b(?:works?|worked|runs?|ran|fine|ok(?:ay)?|survives?) for (?:about |around |~ ?|some )?(?:[2-9]|[1-9]\d{1,6}) (?:prompts?|images?|files?|samples?|batches|steps|iterations|requests?|documents|clips|videos)\b"
-    r"|\b(?:iteración|iteração|itération|Iteration|Schritt|pas|шаге?) ?\d{2,6}\b|\b(?:Epoche|época|époque|эпох\w{1,2}) ?(?:[2-9]|\d{2,4})\b|第 ?\d{2,6} ?(?:步|轮|个|次|ステップ)|\d{2,6} ?(?:步|轮|ステップ|iteraciones|Iterationen|Schritten|itérations|шагов|스텝)",
+    r"|\b(?:works?|worked|runs?|ran|fine|ok(?:ay)?|survives?) for (?:about |around |~ ?|some )?(?:[2-9]|[1-9]\d{1,6}) (?:prompts?|images?|files?|samples?|batches|steps|iterations|requests?|documents|clips|videos)\b",
     re.IGNORECASE,
 )  # fmt: skip
 _ONLY_LATER = re.compile(
@@ -110,6 +113,9 @@ _LENGTHS_VARY = re.compile(
 
 def sums_losses(text: str) -> bool:
     """Whether a script adds losses up over steps as tensors, with their graphs."""
+    for found in _LEAK_BY_NAME.finditer(text):
+        if re.search(rf"\b{re.escape(found['made'])}\.backward\(", text):
+            return True
     for found in _LEAK.finditer(text):
         before = text[: found.start()].split("\n")[-GRAPHLESS_WITHIN:]
         of_one_step = re.search(rf"\b{re.escape(found[1])}\b[^\n]{{0,40}}\.backward\(", text)
@@ -145,9 +151,11 @@ MOST_NAMES = 32
 
 def growth_in_words(text: str) -> str:
     """By which words people say that what is held only grows, or that what a model makes is kept, and that
-    the job died late of it, where they say nothing of lengths that differ.
+    the job died late of it, where they say nothing of lengths that differ; in other tongues by ``tongues``.
     """
     grows = _GROWS.search(text) or (None if _MOVED.search(text) else _KEEPS_SAID.search(text))
-    if grows is None or _LENGTHS_VARY.search(text):
+    if _LENGTHS_VARY.search(text):
         return ""
+    if grows is None:
+        return said_to_grow(text)
     return grows.group() if _ONLY_LATER.search(text) or _DIES_LATE.search(text) else ""

@@ -9,12 +9,22 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.survived import goes_on
+from memsheet.diagnose.tongues import (
+    DIES,
+    EVALUATION,
+    FINE,
+    SAVES,
+    TRAINING,
+    resumption_alone_dies,
+    said_together,
+    thaw_said,
+)
 from memsheet.frozen import NamedTuple
 
 _STEP_NUMBER = re.compile(
-    r"\b(?:update|num_updates|global_step|iteration|iter|step)s?\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
+    r"\b(?:(?:update|num_updates|global_step|iteration|iter|step)s?|paso|passo|Schritt|étape|krok|adım|bước|шаг\w{0,2})\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _TRAINED = re.compile(
     r"\b(?:learning_rate|train_loss)['\"]?\s{0,3}[:=]|\bgrad_?norm['\"]?\s{0,3}[:=]|\blr\s{0,3}[:=]\s{0,3}\d"
     r"|[\"']loss[\"']: [^\n{}]{1,200}[\"']epoch[\"']:"
@@ -31,7 +41,9 @@ _RAN = re.compile(
 )
 """How people say that steps ran."""
 _THAWS = re.compile(r"\bun-?freez(?:ing|ed)\b|\bunfroze\b|\bthaw(?:ing|ed)\b", re.IGNORECASE)
-_THAWS_AT_ALL = re.compile(r"\bun-?fr[eo]+z\w*\b|\bthaw\w*\b", re.IGNORECASE)
+_THAWS_AT_ALL = re.compile(
+    r"\bun-?fr[eo]+z\w*\b|\bthaw\w*\b|\brequires_grad_?(?:\(| ?= ?)True\b", re.IGNORECASE
+)
 """What a run says that trains more from here on: its own words, no setting's name."""
 _COUNTED = r"(\d[\d,]{0,15}(?:\.\d{1,6})?)\s?([KMB]?)"
 _TRAINABLE = re.compile(
@@ -107,6 +119,10 @@ _PLACE_OF_RUN = re.compile(
     r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,30}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
     re.IGNORECASE,
 )  # fmt: skip
+_FROZEN = re.compile(
+    r"\b(?:epochs?|steps?|stage|phase)\b[^\n]{0,40}\b(?:frozen|froze|freez\w{1,3}|head only|only the head)\b", re.IGNORECASE
+)  # fmt: skip
+"""A part of a run in which less is trained."""
 _SETTING = re.compile(r"\w_un-?fr[eo]+z|un-?fr[eo]+z\w*_\w|un-?fr[eo]+z\w*\s?[=(]", re.IGNORECASE)
 
 
@@ -115,9 +131,10 @@ def thawing_said(text: str) -> str:
     for found in _THAWS_AT_ALL.finditer(text):
         before = text[max(0, found.start() - SENTENCE_BEFORE) : found.start()].rpartition("\n")[2]
         said = before + text[found.start() : found.end() + SENTENCE_BEHIND].partition("\n")[0]
-        if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and _RAN_FINE.search(text):
+        fitted = _RAN_FINE.search(text) or _FROZEN.search(text, 0, found.start())
+        if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and fitted:
             return found.group()
-    return ""
+    return thaw_said(text)
 
 
 SENTENCE_BEFORE, SENTENCE_BEHIND = 80, 120
@@ -158,7 +175,7 @@ def fits_unless_resumed(text: str) -> bool:
     """
     fresh = bool(_FRESH_FITS.search(text) and _RESUMES.search(text))
     dies = _RAN_FINE.search(text) and _DIES_RESUMED.search(text) and not _TRAINS_ON.search(text)
-    return fresh or bool(dies)
+    return fresh or bool(dies) or resumption_alone_dies(text)
 
 
 def _words_of_line(line: str) -> str:
@@ -172,35 +189,112 @@ def _counted(number: str, unit: str) -> float:
     return float(number.replace(",", "")) * _TIMES[unit.upper()]
 
 
+_DIFFICULTY = re.compile(
+    r"\bcurriculum[ _](?:seq_?len\w*|length|difficulty)[\"']?\s{0,3}[:=]\s{0,3}(\d{1,9})", re.IGNORECASE
+)
+"""How long samples of a curriculum are at a step (EleutherAI/gpt-neox, megatron/training.py,
+training_log).
+"""
+
+
+_SIZE_RAISED = re.compile(
+    r"\b(?P<name>(?:max_?)?seq(?:uence)?[_ ]?len\w{0,4}|context(?:[_ ]\w{1,8})?|(?:max_?)?length|resolution|image[_ ]?size|img_?size|crop(?:[_ ]size)?|(?:num_)?frames|micro_?batch\w{0,6}|batch[_ ]?size|difficulty|rollout\w{0,8}|horizon)\b"
+    r"\W{0,4}(?P<before>\d{1,9})\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,9})\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_STAGE_BEGUN = re.compile(
+    r"\b(?:start|enter|begin|switch|mov|advanc|chang)\w{0,4} (?:\w+ ){0,2}(?:stage|phase|level)[ #:=]{0,3}(?:[2-9]|II|III|B)\b|\b(?:stage|phase|level)[ #]?[2-9]\b[^\n]{0,20}\b(?:starts?|begins?|started)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+JUST_BEFORE = 12
+"""Lines before a message, without its traceback, in which a run says that it becomes another."""
+
+
+def _harder_samples(log: Log, line: int) -> Change | None:
+    """The last words of a run before a message, where it had just made samples longer or larger, or begun
+    another stage, behind steps that fitted.
+    """
+    said = [int(each) for each in _DIFFICULTY.findall("\n".join(log.lines[: line + 1]))]
+    if len(said) > 1 and said[-1] > said[-2]:
+        return Change(f"samples of the curriculum are {said[-1]:,} long in place of {said[-2]:,}", "step")
+    begun = next((at for at in range(line, -1, -1) if "Traceback" in log.lines[at]), line)
+    places = range(begun - 1, max(-1, begun - 1 - JUST_BEFORE), -1)
+    for at in places:
+        raised, stage = _SIZE_RAISED.search(log.lines[at]), _STAGE_BEGUN.search(log.lines[at])
+        grows = raised is not None and int(raised["behind"]) > int(raised["before"])
+        if (
+            (grows or stage)
+            and _TRAINED.search("\n".join(log.lines[:at]))
+            and not goes_on(log.lines[at + 1 : line])
+        ):
+            return Change(f'the run had just said "{(raised if grows else stage).group()}"', "step")  # type: ignore[union-attr]
+    return None
+
+
 def change_of_run(log: Log, line: int) -> Change | None:
     """A setting of the text, or a sentence, by which the run changes after a step or from an epoch on, where
     that step is the last that the text names, or the message stands at that epoch's beginning.
     """
+    if harder := _harder_samples(log, line):
+        return harder
     changes = [each for each in _changes_said(log.text) if each[2] > 0]
     if not changes:
         return None
     steps = [int(number.replace(",", "")) for number in _STEP_NUMBER.findall(log.text)]
     epochs = _epochs_of(log, line)
     for words, unit, number in changes:
-        if unit == "epoch" and number in epochs:
-            return Change(words, unit)
+        if unit in ("epoch", EITHER) and number in epochs:
+            return Change(words, "epoch")
         if unit != "epoch" and steps and max(steps) - number in (0, 1):
             return Change(words, "step")
     return None
 
 
+EITHER = "epoch or step"
+
+
 _FIRST_STEPS = re.compile(
-    r"\bthe first (?P<count>\d[\d,]{0,11}) (?P<of>epoch|step|iteration)s?\b[^\n]{0,50}?\b(?:then|after(?:wards| that| which)?|later|from there)\b",
+    r"\bthe first (?P<count>\d[\d,]{0,11}) (?P<of>epoch|step|iteration)s?\b[^\n]{0,50}?\b(?:then|after(?:wards| that| which)?|later|from there|when|once|but|until)\b",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that a run is another one behind its first steps."""
+
+
+_UNIT_AND_NUMBER = r"(?:the )?(?P<unit>epoch|step|iteration)s? (?:#|no\.? ?)?(?P<number>\d[\d,]{0,11})\b"
+_UNTIL = re.compile(
+    rf"\b(?:until|till|up to|through) {_UNIT_AND_NUMBER}[^\n]{{0,50}}?\b(?:then|after(?:wards| that| which)?|later|from there|and)\b"
+    r"|\b(?:hasta|até|bis(?: zu)?|jusqu'à|fino al?|до|do) (?:el |o |l'|la |la |dem )?(?P<of>época|epoch|Epoche|époque|epoca|эпох\w{1,2}|paso|passo|Schritt|étape|шаг\w{0,2}|krok\w?) (?P<count>\d[\d,]{0,11})[^\n]{0,50}?(?:luego|después|depois|dann|danach|puis|poi|потом|затем|potem)",
+    re.IGNORECASE,
+)  # fmt: skip
+_BEGINS = re.compile(
+    r"\b[\w-]{2,40}(?: [\w-]{1,20}){0,2} "
+    r"(?:starts?|begins?|kicks? in|joins?|switch(?:es)?|(?:is|are|gets?) (?:\w+ )?(?:enabled|activated|turned on|switched on|added|unlocked|started)|turns? on|comes? in|changes?|doubles?|increases?|rises?|grows?)"
+    rf" (?:[^\n.;]{{1,30}}? )?(?:only )?(?:at|from|after|on|in|with) {_UNIT_AND_NUMBER}"
+    rf"|\b(?:from|at) (?P<of>epoch|step|iteration) (?P<count>\d[\d,]{{0,11}})(?: on(?:wards?)?)?,? (?:we|I|the (?!loss|memory|oom|error|run|training|process|job|gpu)[\w-]+) (?:[\w-]+ )?(?:add|enable|switch|use|train|increase|double|raise|start|turn|activate|unlock|introduc|begin)\w*",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How they say that something joins it, or that it becomes larger, at a step."""
+_NO_CHANGE = re.compile(
+    r"\b(?:it|oom\w*|errors?|memory|vram|crash\w*|leak\w*|loss (?:\w+ )?(?:changes?|doubles?|increases?|rises?|grows?)|usage|problem|lr|learning[ _-]rate|schedul\w*|training|trainer|run|job|process|fails?|failure|resum\w*)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""What begins at a step without making it another: the run itself, or its failure."""
 
 
 def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
     for found in _FIRST_STEPS.finditer(text):
         yield f'the text says "{found.group()}"', found["of"].lower(), int(found["count"].replace(",", ""))
     for name, said in _CHANGE_AT.findall(text) if _CHANGES_NAMED.search(text) else ():
-        yield f"{name} is {int(said):,}", "epoch" if "epoch" in name.lower() else "step", int(said)
+        unit = "epoch" if "epoch" in name.lower() else EITHER if name.lower().endswith("start") else "step"
+        yield f"{name} is {int(said):,}", unit, int(said)
+    for pattern in (_UNTIL, _BEGINS):
+        for found in pattern.finditer(text):
+            if _NO_CHANGE.search(found.group()):
+                continue
+            groups = found.groupdict()
+            unit, number = groups["unit"] or groups["of"], groups["number"] or groups["count"]
+            unit = "epoch" if unit[:2].lower() in ("ep", "ép", "эп") else unit.lower()
+            yield f'the text says "{found.group().strip()}"', unit, int(number.replace(",", ""))
     for found in _SAID_AT.finditer(text):
         unit, said = found["unit"] or found["of"], found["number"] or found["count"]
         yield f'the text says "{found.group()}"', unit.lower(), int(said.replace(",", ""))
@@ -225,7 +319,7 @@ def _epochs_of(log: Log, line: int) -> tuple[int, ...]:
     return (int(said[1]), int(said[1]) - 1) if said[2] else (int(said[1]),)
 
 
-_OF_EVALUATION = r"(?:validation|evaluation|eval|(?:model|trainer)\.evaluate|evaluating|validating)"
+_OF_EVALUATION = r"(?:sampling|validation|evaluation|eval|(?:model|trainer)\.evaluate|evaluating|validating)"
 _DIES = r"(?:die|crash|fail|oom|out of memory|boom|explode|kill)"
 _EVALUATION_SAID = re.compile(
     r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
@@ -233,14 +327,13 @@ _EVALUATION_SAID = re.compile(
     rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,20}}?\b(?:start|begin|run|kick)\w{{0,5}}\b(?:(?!\btrain)[^\n.]){{0,70}}?\b{_DIES}"
     rf"|\b(?:first|1st|initial) {_OF_EVALUATION}\b[^\n.]{{0,40}}?\b{_DIES}"
     rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,50}}?\bruns? out of memory\b"
-    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+"
-    r"|(?:验证|评估|评测)[^\n。]{0,12}(?:爆显存|显存不足|爆了|OOM|溢出)|(?:検証|評価)[^\n。]{0,12}(?:OOM|落ち|メモリ不足)",
+    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
 _TRAINS_SAID = re.compile(
-    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?)\b"
-    r"|\btraining itself\b|训练[^\n。]{0,8}(?:没问题|正常|没有问题|可以)|学習[^\n。]{0,8}(?:問題な|正常|できる)",
+    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+|the steps)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?|fits?)\b"
+    r"|\btraining itself\b",
     re.IGNORECASE,
 )  # fmt: skip
 """How they say that its steps fit."""
@@ -248,9 +341,15 @@ _TRAINS_SAID = re.compile(
 
 def says_evaluation_dies(text: str) -> bool:
     """Whether people say that a job died in its evaluation."""
-    return bool(_EVALUATION_SAID.search(text))
+    return bool(_EVALUATION_SAID.search(text) or said_together(text, EVALUATION, DIES))
 
 
 def says_training_fits(text: str) -> bool:
     """Whether people say that the steps of a training run."""
-    return bool(_TRAINS_SAID.search(text))
+    return bool(_TRAINS_SAID.search(text) or said_together(text, TRAINING, FINE))
+
+
+def saving_said(text: str) -> str:
+    """By which clause people say that a run died as it saved a checkpoint, whose steps they say fitted."""
+    fitted = says_training_fits(text) or _RAN_FINE.search(text)
+    return said_together(text, SAVES, DIES) if fitted else ""

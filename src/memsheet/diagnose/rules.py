@@ -29,7 +29,9 @@ from memsheet.diagnose.causes.limits import (
     whole_machine_words,
 )
 from memsheet.diagnose.causes.neighbours import (
+    cache_outside_words,
     gap_words,
+    has_cache_outside,
     has_large_neighbour,
     has_much_outside,
     has_neighbour_of_server,
@@ -51,6 +53,9 @@ from memsheet.diagnose.causes.phases import (
     phase_tells,
     phase_words,
     resumption_words,
+    said_phase_words,
+    said_sample_words,
+    said_saving_words,
     said_training_words,
     wake_up_words,
     wakes_up,
@@ -63,6 +68,7 @@ from memsheet.diagnose.causes.shortages import (
     fills_its_card,
     full_card_words,
     is_too_little,
+    is_too_little_for_trial,
     is_too_little_in_evaluation,
     is_too_little_in_server,
     is_too_little_later,
@@ -73,6 +79,7 @@ from memsheet.diagnose.causes.shortages import (
     short_bytes,
     shortage_words,
     sum_words,
+    trial_shortage_words,
 )
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import (
@@ -112,6 +119,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.REGIME_CHANGE, phase_tells(Cause.REGIME_CHANGE), phase_words),
     Rule(Cause.REAL_NEED, needs_probs_in_full, phase_words),
     Rule(Cause.OTHER_PROCESS, has_large_neighbour, neighbour_words),
+    Rule(Cause.ENGINE_OVERCOMMIT, has_cache_outside, cache_outside_words),
     Rule(Cause.OTHER_PROCESS, has_unseen_neighbour, unseen_words),
     Rule(Cause.OUTSIDE_ALLOCATOR, has_much_outside, outside_words),
     Rule(Cause.FRAGMENTATION, kept_covers, pieces_words),
@@ -120,9 +128,13 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, has_small_neighbour, neighbour_words),
     Rule(Cause.REAL_NEED, is_beyond_named_card, named_card_words),
     Rule(Cause.LEAK, is_said_to_grow, said_growth_words),
+    Rule(Cause.ENGINE_UNDERPROVISION, is_too_little_for_trial, trial_shortage_words),
     Rule(Cause.REAL_NEED, is_too_little_in_server, server_shortage_words, (Cause.ENGINE_OVERCOMMIT,)),
     Rule(Cause.REAL_NEED, is_too_little_later, later_shortage_words, (Cause.LEAK,)),
     Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.thaws_said), said_training_words),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.long_said), said_sample_words),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.saves_said), said_saving_words),
+    Rule(Cause.REGIME_CHANGE, lambda _, signs: bool(signs.phase_said), said_phase_words),
     Rule(Cause.REGIME_CHANGE, evaluation_alone_dies, evaluation_words),
     Rule(Cause.REAL_NEED, is_too_little_in_evaluation, evaluation_shortage_words, (Cause.REGIME_CHANGE,)),
     Rule(Cause.REAL_NEED, is_too_little, shortage_words),

@@ -35,16 +35,19 @@ from memsheet.diagnose.kept_tensors import growth_in_words, keeps_outputs, lists
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
+from memsheet.diagnose.messages.spoken_growth import spoken_growth
 from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
     fits_unless_resumed,
+    saving_said,
     says_evaluation_dies,
     says_training_fits,
     thawing_said,
     thawing_words,
     trained_before,
 )
+from memsheet.diagnose.said_regimes import long_sample_dies, next_phase_dies
 from memsheet.diagnose.tracebacks import (
     FRAMES_AFTER,
     FRAMES_BEFORE,
@@ -140,6 +143,12 @@ class Signs:
     """By which words the run said right before it died that it trains more from there on."""
     thaws_said: str = ""
     """By which words people say the same of a run whose steps had fitted."""
+    phase_said: str = ""
+    """By which words people say that one part of the run fitted, and the next did not."""
+    saves_said: str = ""
+    """By which words people say that it died as it saved a checkpoint, and that its steps fitted."""
+    long_said: str = ""
+    """By which words people say that it died at a sample that is far longer than others."""
     growth: tuple[Interval, ...] = ()
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
@@ -157,59 +166,86 @@ class Signs:
 
 def read_signs(log: Log, line: int) -> Signs:
     """What stands around a message that begins on a line."""
-    first, last = max(0, line - FRAMES_BEFORE), line + FRAMES_AFTER
-    window = log.lines[first:last]
-    names = list(names_of_frames(window))
-    trains = any(name in TRAINS for name in names) or trained_before(
-        log, line, saves=any(FRAMES.get(name) is CHECKPOINT_SAVE for name in names)
-    )
+    window = log.lines[max(0, line - FRAMES_BEFORE) : line + FRAMES_AFTER]
+    names, own = list(names_of_frames(window)), traceback_of(log, line) or window
+    programs = _programs_of(log, line)
+    trains = _is_training(log, line, window, names)
+    named = _loads_or_infers(_named_by_frames(own, trains=trains), log, line, own, programs, trains=trains)
+    of_server = _task_of_server(log, line, window, names, named, programs)
+    named = _with_phase_said(named, log, line, of_server)
+    gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
+    return replace(
+        _signs_of_text(log, line),
+        frame=named.frame, buffer=written_buffer(own), code=innermost_code(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
+        program=programs[0] if programs else "", trainer=next((name for name in programs if name not in SERVERS), ""),
+    )  # fmt: skip
+
+
+def _signs_of_text(log: Log, line: int) -> Signs:
+    """What the text says, whatever functions stand in it."""
+    text, growth = log.text, grows_steadily(log) or step_lines.allocated_growth(log)
+    return Signs(
+        release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
+        sums_losses=sums_losses(text), keeps_losses=lists_losses(text) and bool(step_lines.peak_growth(log)), keeps_outputs=keeps_outputs(text, several=bool(growth)),
+        growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or spoken_growth(text), grows_said=growth_in_words(text),
+        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text), saves_said=saving_said(text),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text),
+        sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
+    )  # fmt: skip
+
+
+def _programs_of(log: Log, line: int) -> list[str]:
+    """Programs of the text, the one whose process said the message first."""
+    programs = [name for name, marks in PROGRAMS if any(mark in log.text for mark in marks)]
+    spoke = program_of_speaker(log, line)
+    return [spoke, *(name for name in programs if name != spoke)] if spoke else programs
+
+
+def _is_training(log: Log, line: int, window: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether a training runs, by functions, by a script's call, or by steps before the message."""
+    saves = any(FRAMES.get(name) is CHECKPOINT_SAVE for name in names)
+    trains = any(name in TRAINS for name in names) or trained_before(log, line, saves=saves)
     trains = trains or any(_CALLS_TRAINING.search(each) for each in codes_of_frames(window))
-    trains = trains and not any(name in BEFORE_TRAINING for name in names)
-    own = traceback_of(log, line) or window
+    return trains and not any(name in BEFORE_TRAINING for name in names)
+
+
+def _named_by_frames(own: Sequence[str], *, trains: bool) -> Signs:
+    """What the functions of a traceback show, or calls in its lines, or what these make by their names."""
     named = signs_of_names(list(names_of_frames(own)), trains=trains)
     if named.frame is None:
         calls = [found[1] for each in own if (found := _CALL.search(each))]
         named = replace(signs_of_names(calls, trains=trains), task=named.task)
     made = frame_of_code(own)
-    if made and (
-        named.frame in (None, SERVER_STEP, BACKWARD, EVALUATION_STEP)
-        or (named.frame is PROFILE and made is SCORES)
-    ):
-        named = replace(named, frame=made)
-    if named.frame is None and (_loads_shards(log, line) or (own is window and _says_it_loads(log, line))):
-        named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
-    text = log.text
-    programs = [name for name, marks in PROGRAMS if any(mark in text for mark in marks)]
-    if (spoke := program_of_speaker(log, line)) and programs[:1] != [spoke]:
-        programs = [spoke, *(name for name in programs if name != spoke)]
+    says_little = named.frame in (None, SERVER_STEP, BACKWARD, EVALUATION_STEP)
+    says_little = says_little or (named.frame is PROFILE and made is SCORES)
+    return replace(named, frame=made) if made and says_little else named
+
+
+def _loads_or_infers(
+    named: Signs, log: Log, line: int, own: Sequence[str], programs: Sequence[str], *, trains: bool
+) -> Signs:
+    """The same, with what a progress bar, a script or people say where functions say too little. ``own``: the
+    message's traceback, or what stands around it.
+    """
+    if named.frame is None:
+        said = not traceback_of(log, line) and _says_it_loads(log, line)
+        if said or _loads_shards(log, line):
+            named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
     if not named.task and named.frame is None and not trains and _says_it_infers(log, line):
         named = replace(named, task=INFERENCE)
-    of_server = _task_of_server(log, line, window, names, named, programs)
+    return named
+
+
+def _with_phase_said(named: Signs, log: Log, line: int, of_server: str) -> Signs:
+    """The same, with how far a server had come, or that it was an evaluation, where the text says it."""
     if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
-        named = replace(
-            named, phase=phase, frame=named.frame or (GRAPH_CAPTURE if phase == "graphs" else None)
-        )
-    if (
-        not (named.task or named.phase or of_server)
-        and says_evaluation_dies(text)
-        and says_training_fits(text)
-    ):
-        named = replace(named, task=EVALUATION)
-    growth = grows_steadily(log) or step_lines.allocated_growth(log)
-    gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
-    return Signs(
-        frame=named.frame, buffer=written_buffer(own), code=innermost_code(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
-        release=_old_release(log, line), program=programs[0] if programs else "",
-        trainer=next((name for name in programs if name not in SERVERS), ""),
-        windows=_on_windows(text),
-        expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)), sums_losses=sums_losses(text), grows_said=growth_in_words(text),
-        outsized=step_lines.outsized_step(log, line), keeps_outputs=keeps_outputs(text, several=bool(growth)), resumed=fits_unless_resumed(text),
-        keeps_losses=lists_losses(text) and bool(step_lines.peak_growth(log)),
-        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text), used_growth=step_lines.used_growth(log), growth=growth, reserved_growth=step_lines.reserved_growth(log),
-        sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
-    )  # fmt: skip
+        frame = named.frame or (GRAPH_CAPTURE if phase == "graphs" else None)
+        named = replace(named, phase=phase, frame=frame)
+    told = named.task or named.phase or of_server
+    evaluates = not told and says_evaluation_dies(log.text) and says_training_fits(log.text)
+    return replace(named, task=EVALUATION) if evaluates else named
 
 
 def _on_windows(text: str) -> bool:

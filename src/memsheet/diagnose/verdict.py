@@ -231,7 +231,9 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
     facts = figure_facts(figures) if figures else _named_facts(first)
     speaker = own or _stand_in(first, messages) or first
     if speaker.judge is not None:
-        judged = (_grown(signs) if speaker.kind in WITHOUT_WORDS else None) or speaker.judge(speaker, log)
+        judged = speaker.judge(speaker, log)
+        if speaker.kind in WITHOUT_WORDS or len(judged.causes) > 1:
+            judged = _grown(signs) or judged
         if judged.term is None and speaker is not own:
             judged = replace(judged, term=_term_of_judged(judged, speaker, figures, signs, known))
         if own is not None and own is not first:

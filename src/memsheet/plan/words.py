@@ -19,7 +19,7 @@ from memsheet.plan.accumulated_batch import ACCUMULATION, REPLICAS
 from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
 from memsheet.plan.check import RULES
 from memsheet.plan.contradictions import SEQUENCES
-from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.engine_registry import KNOWN_NAMES, find_engine
 from memsheet.plan.names import OFFLOADABLE, SHORT, parse_offload
 from memsheet.plan.values import said_in_thousands, value_of
 
@@ -49,7 +49,7 @@ class _Said(NamedTuple):
 
 
 _NAMED_RELEASE = late_pattern(
-    r"(?:[A-Za-z][\w.-]*[ ]*(?:==|=|@)[ ]*v?|[A-Za-z][\w.-]*[ ]+v?(?=\d+\.)|v)(\d[\w.+-]*)"
+    r"(?:(?P<program>[A-Za-z][\w.-]*)(?:[ ]*(?:==|=|@)[ ]*v?|[ ]+v?(?=\d+\.))|v)(?P<release>\d[\w.+-]*)"
 )
 """A release behind its program's name, as package managers write it (``trl==1.10``)."""
 
@@ -88,8 +88,8 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
     )
     version = _NAMED_RELEASE.fullmatch(str(request.get("engine_version", "")))
     if version is not None:
-        request["engine_version"] = version[1]
-        assumed += (f"engine_version = {version[1]} ({version[0]})",)
+        request["engine_version"] = version["release"]
+        assumed += (f"engine_version = {version['release']} ({version[0]})",)
     settled = frozenset(key for name in given for key in _spoken_of(name))
     told: dict[str, Any] = {} if options.get("engine") else {"engine": engine}
     every = tuple(
@@ -158,11 +158,24 @@ def _named_engine(
     given: dict[str, Any], planned: Mapping[str, Any], task: str, problems: list[Problem]
 ) -> tuple[str | None, str | None, tuple[str, ...]]:
     """The library that is named, the engine, and how that is known where a word of its alone says it."""
-    named = given.get("engine")
+    program = _program_of_version(given)
+    told = given.get("engine") or planned.get("engine")
+    named = given.get("engine") or (None if told else program)
     library = aliases.library_named(named) if isinstance(named, str) else None
     if library is not None:
         given["engine"] = LIBRARIES[library][0]
+    elif named is not None:
+        given["engine"] = named
     engine = given.get("engine") or planned.get("engine")
+    if program is not None and engine != _engine_of_program(program):
+        problems.append(
+            Problem(
+                field="engine_version", value=given["engine_version"], reason=f"is a release of {program}, and the engine is {named or engine}",
+                hint="the release of that engine, or leave it out",
+            )
+        )  # fmt: skip
+    if told is None and program is not None and library is None:
+        return None, program, (f"engine = {program} (--engine-version names it)",)
     if engine is not None:
         return library, str(engine), ()
     own = {name: engines for name in given if (engines := _engines_of(name, task))}
@@ -187,6 +200,20 @@ def _named_engine(
             ),
         ),
     )
+
+
+def _program_of_version(given: Mapping[str, Any]) -> str | None:
+    """The engine or library whose release ``engine_version`` is, by its own word; None where it names none
+    that is known.
+    """
+    found = _NAMED_RELEASE.fullmatch(str(given.get("engine_version", "")))
+    name = found["program"].lower() if found and found["program"] else ""
+    return name if name in KNOWN_NAMES or aliases.library_named(name) else None
+
+
+def _engine_of_program(program: str) -> str:
+    library = aliases.library_named(program)
+    return LIBRARIES[library][0] if library else program
 
 
 def _engines_of(name: str, task: str) -> tuple[str, ...]:

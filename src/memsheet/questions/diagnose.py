@@ -24,6 +24,7 @@ from memsheet.frozen import replace
 from memsheet.guard import read_bytes, read_stdin
 from memsheet.guard.pickled import read_pickle
 from memsheet.guard.spending import of_one_command
+from memsheet.patterns import late_pattern
 from memsheet.plan.options import InferOptions, Model
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.plan.workload import Training
@@ -32,6 +33,8 @@ from memsheet.questions.typed_texts import is_typed
 from memsheet.report.answer import public_answer
 
 MOST_FILES = 64
+_NAMES_FILE = late_pattern(r"[\\/]|\.\w{1,5}$")
+"""How a word looks that names a file, though none is there."""
 TEXT = "text"
 Said = str | bytes | Held
 """A text, or what a snapshot shows."""
@@ -95,7 +98,7 @@ def read_log_files(files: tuple[str, ...]) -> dict[str, Said]:
         )
     if len(files) > MOST_FILES:
         raise input_error("FILE", len(files), f"are more than {MOST_FILES} files")
-    typed = [name for name in dict.fromkeys(files) if is_typed(name)]
+    typed = [name for name in dict.fromkeys(files) if is_typed(name) or _is_message(name)]
     messages = {f"message {at}" if at > 1 else "message": text for at, text in enumerate(typed, start=1)}
     named = {
         name: read_stdin("log", MOST_BYTES) if name == "-" else _read_file(Path(name))
@@ -103,6 +106,19 @@ def read_log_files(files: tuple[str, ...]) -> dict[str, Said]:
         if name not in typed
     }
     return {**messages, **named}
+
+
+def _is_message(word: str) -> bool:
+    """Whether one word in the place of a file that does not exist says that memory ran out: ``Killed``."""
+    missing = word != "-" and not _NAMES_FILE.search(word) and not Path(word).exists()
+    return missing and diagnose_texts({TEXT: word}).found
+
+
+def with_typed_words(found: Diagnosis, files: tuple[str, ...]) -> Diagnosis:
+    """The same, saying which words in the place of files were read as the message itself."""
+    words = [name for name in dict.fromkeys(files) if " " not in name.strip() and _is_message(name)]
+    notes = (f'"{word}" is taken as the message itself: there is no such file' for word in words)
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping[str, Any]) -> Diagnosis:

@@ -112,3 +112,27 @@ def test_a_typed_message_is_diagnosed_as_a_file_of_it(
     assert [one["verdict"] for one in told] == ["real_need"] * 2
     assert told[0]["because"] == told[1]["because"]
     assert told[0]["inputs"] == ["message"]
+
+
+@pytest.mark.parametrize("word", ["Killed", "OOMKilled", "MemoryError", "已杀死"])
+def test_one_word_that_is_a_message_and_no_file_is_taken_as_one(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", word, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == "not_gpu_memory"
+    assert f'"{word}" is taken as the message itself' in " ".join(told["notes"])
+    (tmp_path / word).write_text("all is well")
+    assert main(["diagnose", word, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["found"], told["inputs"]) == (False, [word])
+
+
+@pytest.mark.parametrize("word", ["train.log", "OutOfMemoryError.txt", "logs/Killed", "killer"])
+def test_one_word_that_names_a_file_is_not_taken_as_a_message(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", word]) == 2
+    assert "does not exist" in capsys.readouterr().err

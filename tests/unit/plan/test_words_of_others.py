@@ -394,6 +394,15 @@ def test_any_other_release_is_as_it_is_said(word: str) -> None:
     assert request_from({"engine_version": word})["engine_version"] == word
 
 
+@pytest.mark.parametrize(
+    ("word", "engine"), [("trl==1.10", "transformers"), ("vllm==0.11.0", "vllm"), ("ollama 0.12.1", "llama.cpp")]
+)  # fmt: skip
+def test_a_release_names_its_engine_where_nothing_else_does(word: str, engine: str) -> None:
+    assert request_from({"engine_version": word}, "infer")["engine"] == engine
+    with pytest.raises(InputError, match=r"engine_version = .*is a release of"):
+        request_from({"engine": "sglang", "engine_version": word}, "infer")
+
+
 HINTS: dict[str, dict[str, Any]] = {
     "--fp8": {"precision": "fp8"},
     "--layers-per-stage 16,16,16,16,16,16,15,15": {"engine": "megatron", "tp": 8, "pp": 8, "gpus": "64xH100-80GB"},

@@ -7,6 +7,7 @@ from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import (
     Interval,
     at_least,
+    more_than,
     size_words,
 )
 from memsheet.diagnose.message import Cause, Judgement
@@ -20,7 +21,8 @@ def memory_grows(of: Figures, signs: Signs) -> bool | None:
     if signs.growth:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
     held = signs.reserved_growth or signs.used_growth
-    return bool(held) and not _may_be_pieces(of, held)
+    of_card = bool(held) and (of.capacity is None or not more_than(held[-1], of.capacity))
+    return of_card and not _may_be_pieces(of, held)
 
 
 def is_said_to_grow(_: Figures, signs: Signs) -> bool | None:
@@ -59,10 +61,20 @@ def leak_words(of: Figures, signs: Signs) -> str:
 
 
 def growth_of_steps(signs: Signs) -> Judgement | None:
-    """A leak, of a message without figures: what is allocated only grew before it, by a tenth or more."""
-    if not signs.growth or (signs.growth[-1] - signs.growth[0]).low * 10 < signs.growth[-1].low:
+    """A leak, of a message that leaves its cause open: what is allocated or used only grew before it, by a
+    tenth or more, or people say so.
+    """
+    held = signs.growth or signs.used_growth
+    if held and (held[-1] - held[0]).low * 10 >= held[-1].low:
+        grown = " → ".join(size_words(size) for size in held)
+        what = "allocated" if signs.growth else "used"
+        return Judgement(
+            causes=(Cause.LEAK,), because=f"what is {what} only grows: {grown}, until a request has no room"
+        )
+    if not signs.grows_said:
         return None
-    grown = " → ".join(size_words(size) for size in signs.growth)
     return Judgement(
-        causes=(Cause.LEAK,), because=f"what is allocated only grows: {grown}, until a request has no room"
+        causes=(Cause.LEAK,),
+        because=f'the text says that memory grows or is kept ("{signs.grows_said}") and that the job '
+        "dies late",
     )

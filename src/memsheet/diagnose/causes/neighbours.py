@@ -18,6 +18,7 @@ from memsheet.diagnose.interval import (
 from memsheet.diagnose.log_programs import SERVERS
 from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.signs import Signs
+from memsheet.diagnose.tongues import SHARES, said_together
 from memsheet.units import GIB
 
 
@@ -64,6 +65,20 @@ def has_much_outside(of: Figures, _: Signs) -> bool | None:
     return all_hold(more_than(of.outside, usual), at_least(of.free + (of.outside - usual).positive, of.asked))
 
 
+_OWN_CACHE = re.compile(
+    r"\bcache_max_entry_count\b|\[BlockManager\]|\b(?:kv_cache_)?free_gpu_memory_fraction\b"
+    r"|max tokens in paged KV cache"
+)
+"""How servers are known whose cache stands outside PyTorch's allocator: LMDeploy's TurboMind,
+TensorRT-LLM.
+"""
+
+
+def has_cache_outside(of: Figures, signs: Signs) -> bool | None:
+    """Much is outside, in the process of a server that made its cache there."""
+    return has_much_outside(of, signs) if _OWN_CACHE.search(signs.text) else False
+
+
 def gap_of_card(of: Figures) -> Interval | None:
     """What of the card is neither free nor the allocator's, where nobody is named for it."""
     if (
@@ -97,7 +112,8 @@ _SHARED = re.compile(
 def has_shared_gap(of: Figures, signs: Signs) -> bool | None:
     """What nobody is named for is more than a process has outside its allocator, on a card that is shared."""
     gap = has_unnamed_gap(of, signs)
-    return gap if gap is not False and _SHARED.search(signs.text) and not shares_a_card(signs.text) else False
+    shared = _SHARED.search(signs.text) or said_together(signs.text, SHARES)
+    return gap if gap is not False and shared and not shares_a_card(signs.text) else False
 
 
 def has_small_neighbour(of: Figures, _: Signs) -> bool | None:
@@ -106,13 +122,23 @@ def has_small_neighbour(of: Figures, _: Signs) -> bool | None:
     return all_hold(at_least(of.free + of.others_total, of.asked), _fits_alone(of))
 
 
-def are_siblings(of: Figures) -> bool:
-    """Whether the others are alike and no larger than a context: ranks of the same job that never chose their
-    own card.
+_LAUNCHED = re.compile(
+    r"\btorchrun\b|--?nproc[_-]per[_-]node|\blocal_rank\b|\baccelerate launch\b"
+    r"|\bmpirun\b|\bdeepspeed --|\bsrun\b|\[rank\d"
+)
+"""What starts several processes for one job, or is said by one of them."""
+ALIKE = (20, 21)
+
+
+def are_siblings(of: Figures, text: str) -> bool:
+    """Whether the others are alike and no larger than a context, or larger and of a launcher's job: ranks of
+    the same job that never chose their own card, or put their weights on the first.
     """
     sizes = [size for _, size in of.others]
+    least, most = min((size.low for size in sizes), default=0), max((size.high for size in sizes), default=0)
     alike = bool(sizes) and max(size.low for size in sizes) <= min(size.high for size in sizes)
-    return len(sizes) > 1 and alike and max(size.high for size in sizes) <= GIB
+    launched = least * ALIKE[1] >= most * ALIKE[0] and bool(_LAUNCHED.search(text))
+    return len(sizes) > 1 and ((alike and most <= GIB) or launched)
 
 
 _SHARED_WITH_HOST = re.compile(r"\bGB10\b|\bDGX Spark\b|\bJetson\b|\bTegra\b|\bOrin\b")
@@ -126,9 +152,9 @@ def shares_with_host(signs: Signs) -> bool:
     return bool(_SHARED_WITH_HOST.search(signs.text))
 
 
-def neighbour_words(of: Figures, _: Signs) -> str:
+def neighbour_words(of: Figures, signs: Signs) -> str:
     held = of.others_total
-    if are_siblings(of):
+    if are_siblings(of, signs.text):
         return (
             f"{len(of.others)} processes hold {size_words(of.others[0][1])} each of the same card, as "
             f"ranks of this job do "
@@ -156,6 +182,13 @@ def unseen_words(of: Figures, signs: Signs) -> str:
         f"{size_words(of.process or NOTHING)} "
         f"of this process leave {size_words(of.unseen or NOTHING)} held by {who}"
     )
+
+
+def cache_outside_words(of: Figures, signs: Signs) -> str:
+    return (
+        f"{outside_words(of, signs)}: the server's weights and cache stand there, and the cache took so much that "
+        f"{size_words(of.asked)} have no room beside it"
+    )  # fmt: skip
 
 
 def outside_words(of: Figures, signs: Signs) -> str:

@@ -80,6 +80,28 @@ def said_training_words(of: Figures, signs: Signs) -> str:
     )  # fmt: skip
 
 
+def said_phase_words(of: Figures, signs: Signs) -> str:
+    return (
+        f'the text says that a part of the run fitted and the next one did not ("{signs.phase_said}"): a step is another one '
+        f"there; {size_words(of.asked)} were asked for"
+    )  # fmt: skip
+
+
+def said_saving_words(of: Figures, signs: Signs) -> str:
+    return (
+        f'the text says that the steps fitted and that it died as it saved a checkpoint ("{signs.saves_said}"): '
+        f"{size_words(of.asked)} were asked for there"
+    )  # fmt: skip
+
+
+def said_sample_words(of: Figures, signs: Signs) -> str:
+    return (
+        f"the text says that the steps before fitted and that it died at a long sample "
+        f'("{signs.long_said}"): '
+        f"{size_words(of.asked)} were asked for, more than they needed"
+    )
+
+
 def long_batch_words(of: Figures, signs: Signs) -> str:
     tokens, most = signs.outsized or (0, 0)
     return (

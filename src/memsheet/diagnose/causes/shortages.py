@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.figures import Figures
-from memsheet.diagnose.frames import SERVING
+from memsheet.diagnose.frames import SERVING, TRIAL_CACHE
 from memsheet.diagnose.interval import (
     NOTHING,
     Interval,
@@ -97,6 +97,11 @@ def is_too_little_in_server(of: Figures, signs: Signs) -> bool | None:
     return is_too_little(of, signs) if not signs.phase and (serves or is_set) else False
 
 
+def is_too_little_for_trial(of: Figures, signs: Signs) -> bool | None:
+    """The same where a server makes the cache of its trial run, before all else that it would serve."""
+    return _lacks_room(of, signs) if signs.frame is TRIAL_CACHE else False
+
+
 _GROWS_SAID = re.compile(
     r"(?<!cpu )(?<!host )(?<!system )\b(?:memory|vram|usage|it)\b[^\n.]{0,30}?\b(?:creep|grow|climb|increas|ris|accumulat|pil)(?:e?s|ing|ed)?\b(?:[^\n.]{0,20}\b(?:up|slowly|steadily|each|every|over time|until))"
     r"|\b(?:second|2nd|third|3rd|next) (?:time|call|run)\b[^\n]{0,60}\b(?:die|crash|fail|oom|run out|out of memory)"
@@ -166,6 +171,14 @@ def server_shortage_words(of: Figures, signs: Signs) -> str:
         f"{shortage_words(of, signs)}; whether the server had made its cache, "
         "which leaves what is short, its log does not say"
     )
+
+
+def trial_shortage_words(of: Figures, signs: Signs) -> str:
+    short = full_card_words(of, signs) if fills_its_card(of, signs) else shortage_words(of, signs)
+    return (
+        f"{short}; it was {TRIAL_CACHE.words}: what is left beside the weights does not hold as many "
+        "tokens as it is to read in one pass"
+    )  # fmt: skip
 
 
 def later_shortage_words(of: Figures, signs: Signs) -> str:

@@ -26,12 +26,16 @@ def against_outside(figures: Figures, signs: Signs) -> Iterator[Cure]:
         yield Cure(change="fewer communicators and other libraries in this process", helps=MAYBE)
 
 
-def without_others(figures: Figures) -> Iterator[Cure]:
-    if are_siblings(figures):
+def without_others(figures: Figures, signs: Signs) -> Iterator[Cure]:
+    if are_siblings(figures, signs.text):
         yield Cure(
             change="let every rank choose its own card first", helps=MAYBE, saves_bytes=figures.others_total.high,
             where="torch.cuda.set_device(local_rank)", why="a rank that does not makes its context on the first card",
         )  # fmt: skip
+        if "torch.load(" in signs.text:
+            yield Cure(
+                change="checkpoints read to the host", helps=MAYBE, where='torch.load(…, map_location="cpu")', why="tensors that were saved on the first card are read to it by every rank",
+            )  # fmt: skip
         return
     held = figures.others_total if figures.others else figures.unseen or gap_of_card(figures) or NOTHING
     served = figures.free is not None and at_least(figures.free + held, aligned_bytes(figures.asked)) is True

@@ -86,94 +86,100 @@ def for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure
     if found := OF_PHASE.get(signs.phase) or (OF_PHASE[phase] if phase in ("save", "restore") else ()):
         yield from found
         return
-    in_step = signs.frame is STEP_SIZES
-    if in_step:
-        yield replace(ONE_BY_ONE, where=STEPS.get(signs.trainer, ONE_BY_ONE.where))
-    component = "optimizer_states" if in_step else term.component if term else ""
-    if states := OF_COMPONENT.get(component):
-        own = STATES.get(signs.trainer, {})
-        stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
-        placed = (replace(cure, where={**own, **stated}.get(cure.change, cure.where)) for cure in states)
-        yield from (_unless_in_eight_bits(cure, signs) for cure in placed)
+    if states := tuple(_for_states(signs, term)):
+        yield from states
         return
     if signs.frame is GATHER:
         yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
     if signs.frame is REDUCED:
         yield replace(SMALLER_BUCKETS, where=BUCKETS.get(signs.trainer, SMALLER_BUCKETS.where))
-    lines = TRAINERS.get(signs.trainer, {})
-    proportional = grows_with_batch(term)
-    at_loss = term is not None and term.path == "loss"
-    half = figures.asked.times(1, 2)
-    free = figures.free if figures.free_is_said else None
-    if proportional and term is not None and term.path == "loss/log_probs":
-        yield Cure(
-            change="fewer tokens in one pass",
-            helps=MAYBE,
-            saves_bytes=half.high,
-            where=lines.get("tokens", lines.get("batch", "")),
-            why="logits are tokens × vocabulary wide",
-        )
-        if signs.trainer == "verl":
-            yield Cure(
-                change="log-probabilities without full logits",
-                helps=MAYBE,
-                where=lines["loss"],
-                why="the tensor asked for is not made then",
-            )
-        if signs.trainer == "TRL" and not FUSED_ON.search(signs.text):
-            yield Cure(
-                change=FUSED_LOSS,
-                helps=MAYBE,
-                where=OF_PREFERENCES,
-                why="the loss then makes the logits of one sequence at a time; what is read without a loss is not made smaller",
-            )  # fmt: skip
-        else:
-            yield Cure(
-                change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins"
-            )
-    elif proportional and at_loss and CHUNKED in signs.text:
-        yield MORE_CHUNKS
-    elif proportional and at_loss and FUSED_ON.search(signs.text):
-        yield Cure(
-            change=FUSED_LOSS,
-            helps=NO,
-            why="it is on already: one sequence's logits are made at a time"
-            if ONE_SEQUENCE.search(signs.text)
-            else "it is on already, and this pass makes them all the same",
-        )
-    elif proportional and at_loss:
-        yield Cure(
-            change=FUSED_LOSS,
-            helps=MAYBE,
-            saves_bytes=figures.asked.high,
-            where=OF_PREFERENCES if PREFERS.search(signs.text) else lines.get("loss", ""),
-            why="the tensor asked for is not made then",
-        )
+    if term is not None and term.path == "loss/log_probs":
+        yield from _for_log_probs(figures, signs, term)
+        return
+    if term is not None and term.path == "loss" and grows_with_batch(term):
+        yield _for_loss(figures, signs)
     elif term is not None and term.path == "attention/scores":
         yield without_scores(figures, place_of_scoreless(signs))
-    if not (term is not None and term.path == "loss/log_probs"):
-        served = (
-            free is not None
-            and proportional
-            and term is not None
-            and (term.exact or term.rows is not None)
-            and at_least(free, aligned_bytes(half)) is True
-        )
-        single = _trains_single_rows(signs)
-        if single and term is not None and term.path == "attention/scores":
-            half = figures.asked.times(1, 4)  # as long as it is wide
-        by_sequence = at_loss and bool(ONE_SEQUENCE.search(signs.text))
+    yield from _for_micro_batch(figures, signs, term)
+
+
+def _for_states(signs: Signs, term: Term | None) -> Iterator[Cure]:
+    """Of a tensor of the optimizer or a weight, which no batch makes smaller; nothing where it is none."""
+    in_step = signs.frame is STEP_SIZES
+    component = "optimizer_states" if in_step else term.component if term else ""
+    if in_step:
+        yield replace(ONE_BY_ONE, where=STEPS.get(signs.trainer, ONE_BY_ONE.where))
+    own = STATES.get(signs.trainer, {})
+    stated = {SPREAD_STATES: place} if (place := _place_of_shards(signs.text)) else {}
+    places = {**own, **stated}
+    for cure in OF_COMPONENT.get(component, ()):
+        yield _unless_in_eight_bits(replace(cure, where=places.get(cure.change, cure.where)), signs)
+
+
+def _for_log_probs(figures: Figures, signs: Signs, term: Term) -> Iterator[Cure]:
+    """Of log-probabilities of all tokens, of which no loss in chunks makes the logits smaller."""
+    if not grows_with_batch(term):
+        return
+    lines = TRAINERS.get(signs.trainer, {})
+    yield Cure(
+        change="fewer tokens in one pass", helps=MAYBE, saves_bytes=figures.asked.times(1, 2).high,
+        where=lines.get("tokens", lines.get("batch", "")), why="logits are tokens × vocabulary wide",
+    )  # fmt: skip
+    if signs.trainer == "verl":
         yield Cure(
-            change=LESS_OF_ONE if by_sequence else HALF_LENGTH if single else HALF,
-            helps=YES if served else MAYBE,
-            saves_bytes=figures.asked.high - half.low if proportional else None,
-            where="" if by_sequence or single else lines.get("batch", ""),
-            why=f"the request is then {size_words(half)}" if proportional else "",
+            change="log-probabilities without full logits", helps=MAYBE, where=lines["loss"], why="the tensor asked for is not made then"
+        )  # fmt: skip
+    if signs.trainer == "TRL" and not FUSED_ON.search(signs.text):
+        yield Cure(
+            change=FUSED_LOSS, helps=MAYBE, where=OF_PREFERENCES,
+            why="the loss then makes the logits of one sequence at a time; what is read without a loss is not made smaller",
+        )  # fmt: skip
+    else:
+        yield Cure(change="a loss in chunks", helps=NO, why="logits exist in full before such a loss begins")
+
+
+def _for_loss(figures: Figures, signs: Signs) -> Cure:
+    """Of logits in full: a loss that never holds them, unless it is on."""
+    if CHUNKED in signs.text:
+        return MORE_CHUNKS
+    if FUSED_ON.search(signs.text):
+        by_sequence = "it is on already: one sequence's logits are made at a time"
+        why = (
+            by_sequence
+            if ONE_SEQUENCE.search(signs.text)
+            else "it is on already, and this pass makes them all the same"
         )
-        if not served or term is None or term.component == "saved_activations":
-            yield Cure(
-                change=RECOMPUTE,
-                helps=NO if signs.recomputes else MAYBE,
-                where=lines.get("recompute", "torch.utils.checkpoint"),
-                why="it is on already" if signs.recomputes else "",
-            )
+        return Cure(change=FUSED_LOSS, helps=NO, why=why)  # fmt: skip
+    place = OF_PREFERENCES if PREFERS.search(signs.text) else TRAINERS.get(signs.trainer, {}).get("loss", "")
+    return Cure(
+        change=FUSED_LOSS, helps=MAYBE, saves_bytes=figures.asked.high, where=place, why="the tensor asked for is not made then"
+    )  # fmt: skip
+
+
+def _for_micro_batch(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
+    """Fewer tokens, and activations made again, where fewer tokens alone may not do."""
+    lines, proportional = TRAINERS.get(signs.trainer, {}), grows_with_batch(term)
+    half = figures.asked.times(1, 2)
+    free = figures.free if figures.free_is_said else None
+    known = term is not None and (term.exact or term.rows is not None)
+    served = (
+        free is not None and proportional and known and at_least(free, aligned_bytes(half)) is True
+    )  # fmt: skip
+    single = _trains_single_rows(signs)
+    if single and term is not None and term.path == "attention/scores":
+        half = figures.asked.times(1, 4)  # as long as it is wide
+    by_sequence = term is not None and term.path == "loss" and bool(ONE_SEQUENCE.search(signs.text))
+    yield Cure(
+        change=LESS_OF_ONE if by_sequence else HALF_LENGTH if single else HALF,
+        helps=YES if served else MAYBE,
+        saves_bytes=figures.asked.high - half.low if proportional else None,
+        where="" if by_sequence or single else lines.get("batch", ""),
+        why=f"the request is then {size_words(half)}" if proportional else "",
+    )
+    if not served or term is None or term.component == "saved_activations":
+        yield Cure(
+            change=RECOMPUTE,
+            helps=NO if signs.recomputes else MAYBE,
+            where=lines.get("recompute", "torch.utils.checkpoint"),
+            why="it is on already" if signs.recomputes else "",
+        )

@@ -234,6 +234,19 @@ OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
     ),
 }  # fmt: skip
 """By what the request is for."""
+KEEP_NO_RUN = Cure(
+    change="each of the runs in a process of its own, or all of the last one let go before the next", helps=MAYBE,
+    where="del model, optimizer; gc.collect(); torch.cuda.empty_cache()", why="what a list, a closure or a trainer still holds stays on the card",
+)  # fmt: skip
+KEEP_NO_SESSION = Cure(
+    change=KEEP_NO_RUN.change, helps=MAYBE, where="del model; gc.collect(); keras.backend.clear_session() (and keep weights on disk, not models on a list)", why=KEEP_NO_RUN.why,
+)  # fmt: skip
+SEVERAL_RUNS = re.compile(
+    r"\b(?:k-?)?folds?\b|\bcross[- ]?val\w*|\bKFold\b|\bGridSearch\w*|\boptuna\b|\btrials?\b|\bsweep\b|\bhyper-?param\w*|\bensemble\b|折交叉|交差検証|교차 ?검증|\bpliegues?\b|фолд",
+    re.IGNORECASE,
+)  # fmt: skip
+OF_KERAS = re.compile(r"\bkeras\b|\btensorflow\b|\bResourceExhaustedError\b|_bfc\b", re.IGNORECASE)
+"""Trainings one behind the other in one process, and those of Keras."""
 SUM_NUMBERS = Cure(
     change="sum numbers, not tensors", helps=MAYBE, where="total_loss += loss.item()", why="the graph of each step is then let go"
 )  # fmt: skip

@@ -66,6 +66,19 @@ def in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield Cure(change="fewer requests at once", helps=MAYBE, where=SERVER_REQUESTS.get(signs.program, ""))
 
 
+def beside_own_cache(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
+    """Of a server whose cache stands outside PyTorch's allocator, where something of PyTorch's lacks room."""
+    lacking = short_bytes(figures)
+    yield Cure(
+        change="a smaller share for the cache", helps=MAYBE, saves_bytes=lacking.high,
+        where="--cache-max-entry-count" if "cache_max_entry_count" in signs.text else "free_gpu_memory_fraction",
+        why=f"{at_most_words(lacking)} are short beside it",
+    )  # fmt: skip
+    if term is not None and term.path == "attention/scores":
+        yield without_scores(figures, place_of_scoreless(signs))
+    yield Cure(change="fewer or smaller inputs at once (pictures of a request)", helps=MAYBE)
+
+
 def without_training(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
     """An evaluation, a generation, a server: nothing is kept for backward, and no trainer's batch counts."""
     if signs.task == EVALUATION:

@@ -23,7 +23,7 @@ from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.units import GIB
 
 SIGNS = (
-    b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc",
+    b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc", b"ncclUnhandledCudaError", b"unable to find an engine", b"CUBLAS_STATUS_NOT_INITIALIZED",
     b"_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"HIP error: out of memory", b"ROCm error: out of memory", b"MUSA error: out of memory", b"hipErrorOutOfMemory", b"cuda runtime error (2)", b"Error out of memory at line",
     *other_runtimes.SIGNS,
 )  # fmt: skip
@@ -117,6 +117,26 @@ def _torn_collective(_: Message, __: Log) -> Judgement:
         "are what is "
         "printed; look for the first error of any rank",
     )
+
+
+def _without_engine(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(),
+        because="cuDNN found no way to compute this: each may have been refused its workspace on a full card, or none is for these shapes and "
+        "this build; what was free is not said",
+        cures=(
+            Cure(change="a smaller batch, or smaller pictures", helps=MAYBE, why="where it runs then, the workspace had no room"),
+            Cure(change="no search for the fastest way", helps=MAYBE, where="torch.backends.cudnn.benchmark = False"),
+        ),
+    )  # fmt: skip
+
+
+def _failed_call(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR),
+        because="NCCL says that a call of CUDA failed and not why: a full card refuses its buffers so, and an earlier error shows so, too",
+        cures=(Cure(change="one run that says why", helps=MAYBE, where="NCCL_DEBUG=INFO"), ROOM, BLOCKING),
+    )  # fmt: skip
 
 
 _MAKES_CONTEXT = re.compile(r"_cuda_init\(|in _lazy_init\b|\bcuInit\b|cuCtxCreate|cuDevicePrimaryCtxRetain")
@@ -228,12 +248,21 @@ FORMS = (
         ),
         _refused_communication,
     ),
-    Form("matrix library", re.compile(r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"), _refused_handle),
+    Form(
+        "matrix library",
+        re.compile(
+            r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
+            r"|CUBLAS_STATUS_NOT_INITIALIZEDwhencalling`?cublasCreate"
+        ),
+        _refused_handle,
+    ),
+    Form("convolution", re.compile(r"wasunabletofindanenginetoexecutethiscomputation"), _without_engine),
+    Form("communication", re.compile(r"ncclUnhandledCudaError:(?!\S{0,400}?outofmemory)"), _failed_call),
     Form("echo", re.compile(r"(?:T|t)riedtoallocatemorethan1EB"), _torn_collective),
     Form(
         "driver",
         re.compile(
-            r"(?:CUDA|HIP|ROCm|MUSA)(?:driver)?error:outofmemory"
+            r"(?:CUDA|HIP|ROCm|MUSA)(?:driver)?error:[Oo]utofmemory(?!atline)"
             r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
         ),
         _refused_by_driver,
@@ -241,13 +270,14 @@ FORMS = (
     Form("driver", re.compile(r"cudaruntimeerror\(2\):outofmemory"), _refused_by_runtime),
     Form(
         "driver",
-        re.compile(r"Erroroutofmemoryatline\d{1,6}infile\S{1,300}?\.(?:c|cu|cpp|hip)\b"),
+        re.compile(r"Error:?outofmemoryatline\d{1,6}infile\S{1,300}?\.(?:c|cu|cpp|hip)\b"),
         _refused_optimizer,
     ),
     *other_runtimes.FORMS,
 )
 _BARE = re.compile(
-    r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b"
+    r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|CUDA_ERROR_OUT_OF_MEMORY\b"
+    r"|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b"
     r"|out of memory\b[.!]?$"
     r"|.{0,300}?(?:\b(?:error|exception|failed|failure|refused|fatal)\b|what\(\)).{0,300}?\bout of memory\b"
     r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError)"
@@ -259,7 +289,7 @@ does neither.
 """
 
 
-_OF_MEMORY = ("memory", "Memory", "ResourceExhausted")
+_OF_MEMORY = ("memory", "Memory", "MEMORY", "ResourceExhausted")
 _ENGINE = (
     "the server says that its engine had died before: what it died of, memory or not, stands in the engine's own "
     "traceback, earlier in the log, which is not in this text"

@@ -10,10 +10,10 @@ from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, sized_pattern
 
 SIGNS = (
-    b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137",
-    b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"os error 1455", b"DefaultCPUAllocator",
+    b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137", b"xitCode",
+    b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"[WinError 8]", b"WinError 1450", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"/psm_", b"\nKilled",
-    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b"out-of-memory and exited",
+    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b": Out Of Memory", b"systemd-oomd", b"earlyoom", b"out-of-memory and exited",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
 SHARED = Cure(
@@ -49,6 +49,10 @@ def _killed_by_kernel(message: Message, _: Log) -> Judgement:
         "at its control group's limit" if message.kind == "cgroup" else "as no memory was left on the host"
     )
     return host_shortage(f"the kernel killed {who}{size}{group}: host memory, not the GPU's", MORE_HOST)
+
+
+def _killed_by_guard(_: Message, __: Log) -> Judgement:
+    return host_shortage("a guard of the system's ended a process as the host ran low on memory", MORE_HOST)
 
 
 def _killed_by_slurm(_: Message, __: Log) -> Judgement:
@@ -114,7 +118,8 @@ def _page_file(_: Message, __: Log) -> Judgement:
         change="a larger page file", helps=MAYBE, where="System > Advanced > Performance > Virtual memory"
     )
     return host_shortage(
-        "Windows' commit limit is reached (error 1455): the page file is too small for what was asked",
+        "Windows' commit limit or its pools are reached (errors 8, 1450, 1455): the page file is too small "
+        "for what was asked",
         cure,
         WORKERS,
     )
@@ -158,7 +163,8 @@ FORMS = (
     Form("cgroup", re.compile(r"oom-kill:constraint=CONSTRAINT_MEMCG"), _killed_by_kernel),
     Form("kernel", re.compile(r"Outofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
     Form("kernel", re.compile(r"invokedoom-killer(?!\S{0,6000}?Kill(?:ed)?process)|oom-kill:constraint=(?!\S{0,6000}?Kill(?:ed)?process)"), _killed_by_kernel),
-    Form("Slurm", re.compile(r"oom_killevent|Detected\d{1,6}oom[-_]kill|Exceeded(?:step|job)memorylimit"), _killed_by_slurm),
+    Form("Slurm", re.compile(r"srun:error:\S{1,80}?:tasks?\S{1,60}?:OutOfMemory|oom_killevent|Detected\d{1,6}oom[-_]kill|Exceeded(?:step|job)memorylimit"), _killed_by_slurm),
+    Form("kernel", re.compile(r"systemd-oomd\S{0,20}?:Killed\S|earlyoom\S{0,20}?:sendingSIG(?:TERM|KILL)to"), _killed_by_guard),
     Form("evicted", re.compile(r"lowonresource:memory"), _evicted),
     Form("container", re.compile(r"OOMKilled(?!\"?[=:]\"?false)|wasOOM-?[Kk]illed|ranout-of-memoryandexited"), _killed_in_container),
     Form("Ray", re.compile(rf"(?:ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory)(?:\S{{0,600}}?was(?P<used>{NUMBER})GB/(?P<whole>{NUMBER})GB)?"), _killed_by_ray, {"used": "GB", "whole": "GB"}),
@@ -166,18 +172,25 @@ FORMS = (
     Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
     Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject(?!\S{0,120}?(?:Toomanyopenfiles|Nosuchfile))|unableto(?:write|resize)\S{0,10}?file</torch_\S{0,80}?Nospaceleft|unabletommap\d{1,15}bytesfromfile\S{0,120}?Cannotallocatememory"), _shared_memory),
     Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,40}?/dev/shm|/dev/shm\S{0,40}?Nospaceleftondevice|Nospaceleftondevice:'/psm_|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
-    Form("page file", re.compile(r"WinError1455|oserror1455"), _page_file),
+    Form("page file", re.compile(r"WinError(?:1455|8|1450)\]|oserror1455"), _page_file),
     Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), refused_array),
     Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|Cannotallocatememory\(oserror12\)|fork:(?:retry:)?(?:Resourcetemporarilyunavailable)?Cannotallocatememory|fatalerror:runtime:(?:outofmemory|cannotallocatememory)|OSError:Memorymappingfilefailed:Cannotallocatememory"), refused_array),
     Form("pinned", re.compile(r"(?:[Ff]ailed(?:toallocate|allocating)|ouldnotallocate)\S{0,60}?pinnedhost|failedtoalloc\d{1,18}bytesonhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), refused_pinned),
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
-    Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|exit(?:ed)?(?:with)?(?:code|status)(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
+    Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|[Ee]xit(?:ed)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")
 """Forms that say who killed and why, and so more than the signal alone."""
+_KILLED_SAID = (
+    r"Killed|Getötet|Processus arrêté|Tué|Terminado \(killed\)|Matado|Morto|Ucciso|Убито|已杀死|已終止|強制終了"
+    r"|죽었음|Süreç durduruldu"
+)
+"""The same of shells in other tongues (GNU libc's catalogues of ``strsignal``)."""
 _KILLED = re.compile(
-    r"(?:.{1,200}: line \d{1,9}:\s{1,4}\d{1,10}\s)?Killed(?:\s{2,}.{0,400})?$"
+    rf"(?:.{{1,200}}: line \d{{1,9}}:\s{{1,4}}\d{{1,10}}\s|[\w./-]{{1,60}}:\s)"
+    rf"(?:{_KILLED_SAID})(?:\s.{{0,400}})?$"
+    rf"|(?:{_KILLED_SAID})(?:\s{{2,}}.{{0,400}})?[.!]?$"
     r"|(?:zsh: |\[\d{1,4}\]\s{1,4}[+-]?\s{0,4}\d{1,10}\s{1,4})killed\b"
     r"|(?:make(?:\[\d{1,3}\])?: \*\*\* \[.{1,300}\]|.{1,60}: [-\\|/]) Killed$|.{0,300}\bsignal: killed$"
 )
@@ -193,14 +206,14 @@ def killed_lines(log: Log) -> Iterator[Message]:
     """The first line by which a shell says so, and the first by which Python says that memory ran out."""
     killed = refused = False
     for number, line in enumerate(log.lines):
-        if not killed and ("Killed" in line or "killed" in line) and _KILLED.match(line):
+        if not killed and _KILLED.match(line):
             killed = True
             yield Message(kind="signal", line=number, judge=_killed_by_signal)
         elif (
             not refused
             and "MemoryError" in line
             and _BARE_ERROR.match(line)
-            and _IN_TRACEBACK.search(log.text)
+            and (_IN_TRACEBACK.search(log.text) or log.text.strip() == line.strip())
         ):
             refused = True
             yield Message(kind="array", line=number, judge=refused_array)

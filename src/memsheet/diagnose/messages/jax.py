@@ -19,7 +19,7 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.holders import judged_by_table
-from memsheet.diagnose.messages.stated import larger_share, stated_share
+from memsheet.diagnose.messages.stated import larger_share, smaller_share, stated_share
 from memsheet.diagnose.named_cards import NamedCard, beyond_named_card, card_in_text
 from memsheet.frozen import NamedTuple, replace
 
@@ -30,6 +30,8 @@ SIGNS = (
     b"hbm capacity",
     b"That was not possible",
     b"Failed to allocate request",
+    b"Could not create cudnn handle",
+    b"vmem",
 )
 PREALLOCATED = Cure(
     change="look at nvidia-smi for what the job needs", helps=NO,
@@ -166,6 +168,32 @@ def _refused_at_start(message: Message, log: Log) -> Judgement | None:
     )  # fmt: skip
 
 
+def _beyond_known_card(message: Message, log: Log, told: str, total: Interval | None) -> Judgement | None:
+    """A need of more than the card has that the message says or the text names, or of nearly all of it; or
+    somebody else on it, where what was refused is what XLA takes at its start. ``total``: of the whole
+    program.
+    """
+    size, card, named = message.facts.get("asked"), message.facts.get("capacity"), card_in_text(log.text)
+    whole = f"{told}; the program needs {size_words(total or NOTHING)} in all"
+    need = Judgement(causes=(Cause.REAL_NEED,), because=whole, cures=(SMALLER, PREALLOCATED))
+    if total is not None and card is not None and more_than(total, card):
+        return replace(
+            need, missing=(total - card).positive, because=f"{whole}, and the card has {size_words(card)}"
+        )
+    if over := beyond_named_card(total, log.text):
+        return replace(need, because=f"{whole}, and {over}")
+    if over := beyond_named_card(size, log.text):
+        return replace(need, because=f"{told}, and {over}")
+    if refused := _refused_at_start(message, log):
+        return refused
+    if total is None or named is None or total.low * LARGE[1] <= named.most * LARGE[0]:
+        return None
+    return replace(
+        need, cures=(SMALLER, *_larger_pool(message, log), PREALLOCATED),
+        because=f"{whole}, more than nine tenths of the {named.name} that the text names, whoever else is on it",
+    )  # fmt: skip
+
+
 def _judged_request(message: Message, log: Log) -> Judgement:
     size = message.facts.get("asked")
     text, lines = log.squeezed, log.text
@@ -186,23 +214,8 @@ def _judged_request(message: Message, log: Log) -> Judgement:
         return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED), limit)
     held = [part for name in ("maybe_live_out", "preallocatedtemp") if (part := stats.get(name)) is not None]
     total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)
-    card = message.facts.get("capacity")
-    if total is not None and card is not None and more_than(total, card):
-        return Judgement(
-            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), missing=(total - card).positive,
-            because=f"{told}; the program needs {size_words(total)} in all, and the card has {size_words(card)}",
-        )  # fmt: skip
-    if over := beyond_named_card(total, lines):
-        return Judgement(
-            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED),
-            because=f"{told}; the program needs {size_words(total or NOTHING)} in all, and {over}",
-        )  # fmt: skip
-    if over := beyond_named_card(size, lines):
-        return Judgement(
-            causes=(Cause.REAL_NEED,), cures=(SMALLER, PREALLOCATED), because=f"{told}, and {over}"
-        )
-    if refused := _refused_at_start(message, log):
-        return refused
+    if judged := _beyond_known_card(message, log, told, total):
+        return judged
     if total is None and (judged := judged_by_table(message, log, told)):
         return judged
     parts = [
@@ -230,6 +243,35 @@ def _refused_by_chip(message: Message, _: Log) -> Judgement:
             causes=(Cause.REAL_NEED,), because=told, missing=(asked - free).positive, cures=(SMALLER,)
         )
     return Judgement(causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=told, cures=(SMALLER,))
+
+
+def _beyond_kernel_memory(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.NOT_GPU_MEMORY,),
+        because="a kernel wants more of the chip's own small memory than its limit: no shortage of the memory that weights and activations lie in",
+        cures=(
+            Cure(change="smaller blocks of that kernel", helps=MAYBE),
+            Cure(change="a higher limit of it", helps=MAYBE, where="LIBTPU_INIT_ARGS=--xla_tpu_scoped_vmem_limit_kib=N"),
+            Cure(change="a smaller batch", helps=NO, why="a kernel's block is as large for any batch"),
+        ),
+    )  # fmt: skip
+
+
+def _refused_library(message: Message, log: Log) -> Judgement:
+    """cuDNN, which stands outside XLA's pool (xla/stream_executor/cuda/cuda_dnn.cc)."""
+    free, card = message.facts.get("free"), message.facts.get("capacity")
+    told = (
+        f"{size_words(free)} of {size_words(card)} were free"
+        if free and card
+        else "what was free is not said"
+    )
+    share = stated_share(log, message.line, FRACTION)
+    lower = smaller_share(FRACTION, share, "of the card for the pool, which leaves room beside it")
+    return Judgement(
+        causes=(Cause.OUTSIDE_ALLOCATOR, Cause.OTHER_PROCESS),
+        because=f"cuDNN was refused what it makes outside XLA's pool: {told}; the pool takes most of the card at its start, and others may hold the rest",
+        cures=(*(replace(cure, where=cure.where.replace(" ", "=")) for cure in lower), Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi")),
+    )  # fmt: skip
 
 
 def pool_figures(text: str) -> dict[str, int]:
@@ -266,6 +308,32 @@ def _share_for(limit: Limit, needed: int, card: int) -> str:
     return f"{limit.raised.where}=0.{-(-needed * 100 // card):02d} (or more, while nobody else uses the card)"
 
 
+def _too_little_in_pool(
+    pool: dict[str, int],
+    needed: int,
+    told: str,
+    smaller: tuple[Cure, ...],
+    besides: tuple[Cure, ...],
+    limit: Limit,
+) -> Judgement:
+    """Where the pool had less left than was asked for: its limit's doing, where a setting made that so low
+    that the card has room. ``needed``: bytes of the pool with the request.
+    """
+    least, most = limit.card_ends(pool["limit"])
+    if limit.is_set and needed * LARGE[1] <= least * LARGE[0]:
+        return Judgement(
+            causes=(Cause.LIMIT_SET,), cures=(replace(limit.raised, where=_share_for(limit, needed, least)), *smaller),
+            because=f"{told}; that limit is a setting's, and the card has {size_words(Interval(least, most))}",
+        )  # fmt: skip
+    if limit.is_set and (not most or needed * LARGE[1] <= most * LARGE[0]):
+        return Judgement(
+            causes=(Cause.LIMIT_SET, Cause.REAL_NEED), cures=(limit.raised, *smaller),
+            because=f"{told}; that limit is a setting's, and what the card has is not said"
+            + (f" ({size_words(Interval(least, most))})" if most else ""),
+        )  # fmt: skip
+    return Judgement(causes=(Cause.REAL_NEED,), because=told, cures=(*smaller, *besides))
+
+
 def judge_pool(
     size: Interval,
     pool: dict[str, int],
@@ -290,29 +358,9 @@ def judge_pool(
             because=f"{told}; more is in use of the pool than its limit: its figures contradict one another",
             facts=facts,
         )
-    least, most = limit.card_ends(pool["limit"])
-    needed = (pool["in_use"] + size.high) * LARGE[1]
-    if more_than(size, left) and limit.is_set and needed <= least * LARGE[0]:
-        whole = size_words(Interval(least, most))
-        return Judgement(
-            causes=(Cause.LIMIT_SET,), missing=(size - left).positive, facts=facts,
-            because=f"{sum_words}; that limit is a setting's, and the card has {whole}",
-            cures=(replace(limit.raised, where=_share_for(limit, pool["in_use"] + size.high, least)), *smaller),
-        )  # fmt: skip
-    if more_than(size, left) and limit.is_set and (not most or needed <= most * LARGE[0]):
-        return Judgement(
-            causes=(Cause.LIMIT_SET, Cause.REAL_NEED), missing=(size - left).positive, facts=facts, cures=(limit.raised, *smaller),
-            because=f"{sum_words}; that limit is a setting's, and what the card has is not said"
-            + (f" ({size_words(Interval(least, most))})" if most else ""),
-        )  # fmt: skip
     if more_than(size, left):
-        return Judgement(
-            causes=(Cause.REAL_NEED,),
-            because=sum_words,
-            missing=(size - left).positive,
-            cures=(*smaller, *besides),
-            facts=facts,
-        )
+        lacks = _too_little_in_pool(pool, pool["in_use"] + size.high, sum_words, smaller, besides, limit)
+        return replace(lacks, missing=(size - left).positive, facts=facts)
     largest = pool.get("largest_free")
     if largest is not None and at_least(left, size) and size.low > largest > 0:
         return Judgement(
@@ -333,6 +381,8 @@ _CARD = (
 FORMS = (
     Form("chip", re.compile(rf"Attemptingto(?:reserve|allocate)(?P<asked>{NUMBER})(?P<asked_unit>[KMG])?(?:atthebottomofmemory)?\.Thatwasnotpossible\.Thereare(?P<free>{NUMBER})(?P<free_unit>[KMG])free"), _refused_by_chip),
     Form("compiler", re.compile(rf"Used(?P<used>{NUMBER})(?P<used_unit>[KMG])of(?P<capacity>{NUMBER})(?P<capacity_unit>[KMG])hbm(?:\.Exceededhbmcapacityby(?P<missing>{NUMBER})(?P<missing_unit>[KMG]))?"), _counted_by_compiler),
+    Form("chip", re.compile(r"[Rr]anoutofmemoryinmemoryspace(?:vmem|smem)|exceededscopedvmemlimit"), _beyond_kernel_memory),
+    Form("library", re.compile(r"Couldnotcreatecudnnhandle:CUDNN_STATUS_INTERNAL_ERROR(?:\S{0,300}?Memoryusage:(?P<free>\d{1,16})bytesfree,(?P<capacity>\d{1,16})bytestotal)?"), _refused_library, {"free": "bytes", "capacity": "bytes"}),
     Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _counted_by_compiler),
     Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _asked_of_pool, {"asked": "bytes"}),
     Form("XLA", re.compile(rf"Failedtoallocaterequestfor(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)\S{{0,40}}?ondeviceordinal"), _asked_of_pool, {"asked": "bytes"}),

@@ -6,9 +6,13 @@ import re
 from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.figures import OUTSIDE_MOST
 from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages.holders import without_holders
+from memsheet.diagnose.messages.nvidia_smi import listed_holders
 from memsheet.diagnose.messages.stated import halved, stated_number
+from memsheet.diagnose.named_cards import card_in_text
 
 SIGNS = (
     b"cudaMalloc failed", b"failed to allocate", b"unable to allocate", b"retrying without pipeline", b"KV buffer size", b"MiB free",
@@ -81,6 +85,46 @@ def _buffer_kind(message: Message, log: Log) -> str:
     return "cache" if "kvcache" in after.lower() or "kv_cache" in after.lower() or "K-shift" in after else ""
 
 
+def _cures_of_buffer(kind: str, message: Message, log: Log) -> tuple[Cure, ...]:
+    cures = (
+        *_CURES.get(kind, (FEWER_LAYERS, SHORTER)),
+        Cure(change="expandable segments", helps=NO, why="this program has no such allocator"),
+    )
+    if kind == "compute" and (
+        fewer := halved("-ub", stated_number(log, message.line, "n_ubatch", "ubatch_size", "ub"))
+    ):
+        cures = (FLASH, Cure(change="fewer tokens at once", helps=MAYBE, where=fewer), *cures[1:])
+    copies = _COPIES.search(log.squeezed)
+    if copies and int(copies[1]) > 1 and kind == "compute":
+        cures = (ONE_COPY, *cures)
+    return _in_own_words(cures, log)
+
+
+def _held_at_start(asked: Interval | None, free: Interval | None, log: Log) -> str:
+    """In words what others held of the card that a text names before the program had loaded anything, where
+    the request fits that card; empty where it does not, or nobody holds more than a context.
+    """
+    card = card_in_text(log.text)
+    if card is None or asked is None or free is None or asked.high > card.sizes[0]:
+        return ""
+    whole = Interval(card.sizes[0], card.most)
+    held = (whole - free).positive
+    return f"{size_words(held)} of the {card.name}" if held.low > OUTSIDE_MOST else ""
+
+
+def _refused_beside_others(judged: Judgement, held: str, log: Log) -> Judgement:
+    """The same request where others hold what it lacks."""
+    largest = sorted(listed_holders(log), key=lambda each: -each.size.middle)[:1]
+    who = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in largest)
+    cures = without_holders(who) or (
+        Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi"),
+    )
+    return replace(
+        judged, causes=(Cause.OTHER_PROCESS,), cures=(*cures, *judged.cures)[:4],
+        because=f"{judged.because}: others held {held} by then{f' ({who})' if who else ''}",
+    )  # fmt: skip
+
+
 def _refused_buffer(message: Message, log: Log) -> Judgement:
     asked, kind = message.facts.get("asked"), _buffer_kind(message, log)
     component, path, words = _WORDS.get(kind, ("temporaries", "buffer", "a buffer"))
@@ -96,24 +140,15 @@ def _refused_buffer(message: Message, log: Log) -> Judgement:
         if kind
         else None
     )
-    cures = (
-        *_CURES.get(kind, (FEWER_LAYERS, SHORTER)),
-        Cure(change="expandable segments", helps=NO, why="this program has no such allocator"),
-    )
-    if kind == "compute" and (
-        fewer := halved("-ub", stated_number(log, message.line, "n_ubatch", "ubatch_size", "ub"))
-    ):
-        cures = (FLASH, Cure(change="fewer tokens at once", helps=MAYBE, where=fewer), *cures[1:])
-    copies = _COPIES.search(log.squeezed)
-    if copies and int(copies[1]) > 1 and kind == "compute":
-        cures = (ONE_COPY, *cures)
-    cures = _in_own_words(cures, log)
+    cures = _cures_of_buffer(kind, message, log)
     told = f"{size_words(asked)} were asked for, {words}" if asked else f"{words} was refused"
     if asked and free and more_than(asked, free):
-        return Judgement(
+        lacks = Judgement(
             causes=(Cause.REAL_NEED,), term=term, cures=cures[:4], missing=(asked - free).positive,
             because=f"{told}, and {size_words(free)} of the card were free before the model was loaded",
         )  # fmt: skip
+        held = _held_at_start(asked, free, log)
+        return _refused_beside_others(lacks, held, log) if held else lacks
     if (asked and asked.low > LARGEST_CARD) or kind:
         return Judgement(
             causes=(Cause.REAL_NEED,), term=term, cures=cures[:4],

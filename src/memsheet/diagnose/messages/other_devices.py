@@ -19,7 +19,7 @@ from memsheet.diagnose.messages.other_runtimes import SMALLER, undecided_need
 SIGNS = (
     b"Cannot allocate", b"isn't enough and alloc failed", b"Insufficient GPU memory", b"Maximum pool size exceeded",
     b"bad_alloc: out_of_memory", b"Requested memory:", b"Out of GPU memory", b"GPU video memory", b"OUT_OF_DEVICE_MEMORY",
-    b"OUT_OF_HOST_MEMORY", b"DriverError(CUDA", b"results in CUDA_ERROR", b"cuMemAlloc failed", b"OBJECT_ALLOCATION_FAILURE",
+    b"207001", b"Invalid buffer size", b"total bytes of NDArray", b"CUDA failed with error", b"OUT_OF_HOST_MEMORY", b"DriverError(CUDA", b"results in CUDA_ERROR", b"cuMemAlloc failed", b"OBJECT_ALLOCATION_FAILURE",
     b"Out of memory on device", b"NvMapMemAlloc", b"EL0004", b"command submission", b"8007000E", b"DEVICE_OUT_OF_MEMORY", b"PT_DEVMEM", b"DEVICE memory:", b"NEURON CORE memory", b"ErrorOutOfMemory", b"maximum allowed buffer size", b"is out of GPU memory",
 )  # fmt: skip
 
@@ -87,6 +87,16 @@ def _beyond_buffer(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _refused_buffer(message: Message, _: Log) -> Judgement:
+    asked = message.facts.get("asked")
+    told = f"{size_words(asked)} were asked for in one buffer" if asked else "one tensor is of 4 GiB or more"
+    return Judgement(
+        causes=(Cause.LIMIT_SET, Cause.REAL_NEED),
+        because=f"{told}, more than Metal allows in one; what the machine has in all is not said",
+        cures=(Cure(change="smaller tensors: half the batch or the length, attention that writes no scores", helps=MAYBE),),
+    )  # fmt: skip
+
+
 def _refused_somewhere(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS, Cause.NOT_GPU_MEMORY), cures=(SMALLER,),
@@ -118,9 +128,12 @@ FORMS = (
     Form("Metal", re.compile(r"kIOGPUCommandBufferCallbackErrorOutOfMemory"), _refused),
     Form("Metal", re.compile(rf"Attemptingtoallocate(?P<asked>{NUMBER})byteswhichisgreaterthanthemaximumallowedbuffersizeof(?P<allowed>{NUMBER})bytes"), _beyond_buffer, {"asked": "bytes", "allowed": "bytes"}),
     Form("Jetson", re.compile(r"NvMapMemAlloc\w{0,24}:\d{1,15}error12"), _refused),
-    Form("graphics", re.compile(r"(?:OPTIX|VK)_ERROR_(?:OUT_OF_DEVICE_MEMORY|DEVICE_OUT_OF_MEMORY)"), _refused),
+    Form("graphics", re.compile(r"(?:OPTIX|VK)_ERROR_(?:OUT_OF_DEVICE_MEMORY|DEVICE_OUT_OF_MEMORY)|vk::\S{1,60}?ErrorOutOfDeviceMemory"), _refused),
+    Form("CTranslate2", re.compile(r"CUDAfailedwitherroroutofmemory"), _refused),
+    Form("MPS", re.compile(rf"Invalidbuffersize:{sized_pattern('asked')}"), _refused_buffer),
+    Form("MPS", re.compile(r"totalbytesofNDArray>2\*\*32"), _refused_buffer),
     Form("Windows", re.compile(r"8007000ENotenoughmemoryresources"), _refused_somewhere),
-    Form("Ascend", re.compile(r"EL0004:Failedtoallocatememory"), _refused),
+    Form("Ascend", re.compile(r"EL0004:Failedtoallocatememory|rtMallocfailed,runtimeresult=207001|(?:error|ret)(?:code)?(?:is|=|:)207001"), _refused),
     Form("graphics", re.compile(r"amdgpu\S{0,40}?Notenoughmemoryforcommandsubmission"), _refused),
     Form("MATLAB", re.compile(r"Outofmemoryondevice\.Toviewmoredetail|SystemisoutofGPUmemory"), _refused),
 )  # fmt: skip

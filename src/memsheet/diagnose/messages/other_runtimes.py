@@ -21,7 +21,7 @@ from memsheet.frozen import replace
 
 SIGNS = (
     b"No executable batch size found", b"_bfc) ran out of memory",
-    b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)",
+    b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)", b"Error Code 2: OutOfMemory",
     b"GPU memory (", b"OutOfMemory (Requested size", b"Out of memory allocating", b"out of memory to allocate",
 )  # fmt: skip
 _TYPE_BYTES = {
@@ -216,7 +216,7 @@ FORMS = (
     Form("ONNX Runtime", re.compile(rf"Availablememoryof(?P<left>{NUMBER})issmallerthanrequestedbytesof(?P<asked>{NUMBER})"), _beyond_arena, {"left": "bytes", "asked": "bytes"}),
     Form("TensorRT", re.compile(rf"RequestedamountofGPUmemory\((?P<asked>{NUMBER})bytes\)couldnotbeallocated"), _refused_engine, {"asked": "bytes"}),
     Form("TensorRT", re.compile(rf"OutOfMemory\(Requestedsizewas(?P<asked>{NUMBER})bytes"), _refused_engine, {"asked": "bytes"}),
-    Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)"), _refused_engine),
+    Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)|ErrorCode2:OutOfMemory"), _refused_engine),
     Form("accelerate", re.compile(r"ValueError:SomemodulesaredispatchedontheCPUorthedisk"), _refused_place),
     Form("accelerate", re.compile(r"Noexecutablebatchsizefound,reachedzero"), _refused_all_batches),
     Form("CuPy", re.compile(rf"(?<!RESOURCE_EXHAUSTED:)Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),

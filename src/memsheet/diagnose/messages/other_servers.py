@@ -3,7 +3,8 @@
 The sentences are those of text-generation-inference (server/text_generation_server/models/flash_causal_lm.py,
 warmup), TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check; tensorrt_llm/_torch/pyexecutor/
 py_executor_creator.py, _ExecutorMemoryMonitor), LM Studio, ExLlamaV2 (exllamav2/model.py,
-load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check) and Triton
+load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check;
+lmdeploy/pytorch/engine/executor/base.py) and Triton
 (python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
 """
 
@@ -20,7 +21,7 @@ from memsheet.diagnose.messages.stated import halved, smaller_share, stated_numb
 from memsheet.diagnose.named_cards import beyond_named_card
 
 SIGNS = (
-    b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][",
+    b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][", b"No enough gpu memory",
 )  # fmt: skip
 FRACTIONS = (
     "kv_cache_free_gpu_memory_fraction",
@@ -104,6 +105,11 @@ def _refused_runtime(message: Message, log: Log) -> Judgement:
 
 _OF_FREE = "of what is free for the KV cache"
 _CACHE_MADE = re.compile(r"KVcache:\d")
+_TOKENS_SET = re.compile(
+    r"kv_cache_config[^\n]{0,80}?\bmax_tokens[\"']?\s{0,2}[:=]\s{0,2}\d|^\s{0,8}max_tokens:\s?\d",
+    re.MULTILINE,
+)
+"""A cache whose size is set in tokens (tensorrt_llm/llmapi/llm_args.py, KvCacheConfig.max_tokens)."""
 _LENGTHS = {"Sampler": "max_seq_len", "Drafter": "max_draft_len", "Guideddecoder": "max_seq_len"}
 
 
@@ -111,7 +117,17 @@ def _refused_component(message: Message, log: Log) -> Judgement:
     """TensorRT-LLM's own account of its start: what is made, with what was free before and behind each."""
     name, free, card = message.words["name"], message.facts["free"], message.facts["capacity"]
     told = f"{size_words(free)} of {size_words(card)} were free before it was made"
-    if name == "KVcache" or _CACHE_MADE.search(log.squeezed, log.place_of(message.line)):
+    if name.startswith("KVcache") and _TOKENS_SET.search(log.text):
+        return Judgement(
+            causes=(Cause.ENGINE_UNDERPROVISION,),
+            because=f"{told}; the KV cache is to hold a number of tokens that is set, and has no room for them",
+            cures=(
+                Cure(change="fewer tokens in the cache, or a share of what is free", helps=MAYBE, where="kv_cache_config.max_tokens"),
+                Cure(change="fewer tokens in one pass", helps=MAYBE, where="max_num_tokens"),
+                Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="tensor_parallel_size"),
+            ),
+        )  # fmt: skip
+    if name.startswith("KVcache") or _CACHE_MADE.search(log.squeezed, log.place_of(message.line)):
         return Judgement(
             causes=(Cause.ENGINE_OVERCOMMIT,),
             because=f"{told}; the share of it that the KV cache is to take leaves too little for the rest",
@@ -194,6 +210,19 @@ def _refused_kernel(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _without_runtime(_: Message, __: Log) -> Judgement:
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,),
+        because="beside the weights too little of the card is free for one pass of a prompt, or for a block of the cache; what was free is "
+        "not said",
+        cures=(
+            Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-prefill-token-num N"),
+            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--tp N (or a model in AWQ)"),
+            Cure(change="what others hold of the card given back", helps=MAYBE, where="nvidia-smi"),
+        ),
+    )  # fmt: skip
+
+
 OWN_FORMS = (
     Form("component", re.compile(rf"couldnotbecreated:(?P<name>\w{{1,40}}?)(?:\(\S{{1,80}}?\))?TotalGPUmemory\(GiB\):(?P<capacity>{NUMBER})FreeGPUmemorybeforecomponentcreationattempt\(GiB\):(?P<free>\d{{1,4}}\.\d\d)"), _refused_component, {"capacity": "GiB", "free": "GiB"}),
 )  # fmt: skip
@@ -206,6 +235,7 @@ FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,60}?outofmemory"), _refused_turbomind),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
+    Form("runtime", re.compile(r"Noenoughgpumemoryfor(?:runtime|kvcache)"), _without_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
     Form("kernel", re.compile(r"outofresource:(?P<what>[\w]{1,40}),Required:(?P<needed>\d{1,12}),Hardwarelimit:(?P<most>\d{1,12})"), _refused_kernel),
 )  # fmt: skip

@@ -19,7 +19,8 @@ STEP, MOST_SHARE = Decimal("0.05"), Decimal("0.97")
 def _stated_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     either = "|".join(re.escape(name).replace("_", "[-_]") for name in names)
     return re.compile(
-        rf"(?<![A-Za-z0-9_])(?:{either})[`\"']{{0,2}}[ \t]{{0,12}}[=: \t][ \t]{{0,2}}[\"']?"
+        rf"(?<![A-Za-z0-9_])(?:{either})[`\"']{{0,2}}\]?"
+        r"(?:[ \t]{0,12}[=: \t][ \t]{0,2}|,?\s{1,40}[\"']?value[\"']?:\s?)[\"']?"
         r"(\d{1,9}(?:\.\d{1,6})?|\.\d{1,6})(?![\w.])"
     )
 

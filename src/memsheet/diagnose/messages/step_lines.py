@@ -17,8 +17,8 @@ from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.message import NUMBER
 
 SIGNS = (b"GiB(",)
-_UNITS = r"(?:step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"  # fmt: skip
-_COUNTS = rf"(?<![A-Za-z]){_UNITS}\b"
+_UNITS = r"(?:it(?=[\s:=#]{1,8}\d)|fold|trial|run|fit|round|episode|turn|message|gen(?:eration)?|step|iter|iteration|epoch|batch|requests?|calls?|jobs?|prompts?|files?|samples?|documents?|images?|quer(?:y|ies))"  # fmt: skip
+_COUNTS = rf"(?:(?<![A-Za-z]){_UNITS}\b|\"(?:GET|POST|PUT) /)"
 """What a line counts, of a run that goes on."""
 _PEAKS = re.compile(
     r"(?<![A-Za-z])(?:max(?:imum)?|peak)[ _](?:(?:gpu|cuda|mem(?:ory)?|vram)[ _]){0,2}(?:alloc\w*|used|usage|in[ _]use|vram|mem(?:ory)?)",
@@ -32,8 +32,8 @@ _SIZE = (
 """A figure and its unit, which stands behind it or in its name (``allocated_gb``)."""
 _RESERVED = re.compile(rf"\bmemory:\s{{0,4}}(?P<size>{NUMBER})GiB\(")
 _ALLOCATED = re.compile(
-    rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
-    rf"(?:[ _]mem(?:ory)?)?{_SIZE}",
+    rf"(?:{_COUNTS}|\d/\d).{{1,200}}?(?<![A-Za-z])(?:memory[ _])?alloc(?:ated)?"
+    rf"(?:[ _]mem(?:ory)?)?(?:\([^()]{{0,40}}\))?{_SIZE}",
     re.IGNORECASE,
 )  # fmt: skip
 _COUNTED = re.compile(
@@ -65,7 +65,7 @@ _USED = re.compile(
 )  # fmt: skip
 _TOKENS = re.compile(
     r"(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,200}?"
-    r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[ _]?len(?:gth)?|len(?:gth)?)[\"']?\s{0,3}[:=]\s{0,3}(\d[\d,]{1,9})(?![\d/])",
+    r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[ _]?len(?:gth)?|len(?:gth)?)(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s)(\d[\d,]{1,9})(?![\d/])",
     re.IGNORECASE,
 )  # fmt: skip
 """Tokens, or the length, of a step, as its line says it."""
@@ -158,7 +158,30 @@ def allocated_growth(log: Log) -> tuple[Interval, ...]:
     exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
     told = itertools.chain(_lists_of_sizes(log), _columns_of_tables(log), _pairs_of_sentences(log))
     listed = (steady_growth(list(sizes)) for sizes in told)
-    return steady_growth(sizes, sized) or steady_growth(exact) or next((each for each in listed if each), ())
+    grown = steady_growth(sizes, sized) or steady_growth(exact) or _growth_across_gaps(log)
+    return grown or next((each for each in listed if each), ())
+
+
+_LEFT_OUT = re.compile(r"\W{0,4}(?:\.{2,}|…|snip|cut\b|omitted)[^\n]{0,60}$", re.IGNORECASE)
+"""A line that stands for others which somebody left out."""
+
+
+def _growth_across_gaps(log: Log) -> tuple[Interval, ...]:
+    """The same of lines between which others are left out: steady up to there, and larger behind."""
+    if not any(_LEFT_OUT.match(line) for line in log.lines):
+        return ()
+    runs: list[list[str]] = [[]]
+    for line in (_PEAKS.sub("peak", each) for each in log.lines):
+        if _LEFT_OUT.match(line):
+            runs.append([])
+        elif "lloc" in line and _ALLOCATED.search(line):
+            runs[-1].append(line)
+    first, *later = [run for run in runs if run] or [[]]
+    grown = steady_growth(_sizes_in(first, _ALLOCATED), first)
+    behind = _sizes_in(itertools.chain(*later), _ALLOCATED)
+    rising = [*grown[-1:], *behind]
+    rises = all(one.middle < other.middle for one, other in itertools.pairwise(rising))
+    return (*grown, *behind[-1:]) if grown and rises else ()
 
 
 def _sizes_in(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Interval]:
@@ -204,7 +227,8 @@ def outsized_step(log: Log, line: int) -> tuple[int, int] | None:
     """Tokens of the last step that a log names before a message, and the most of those before it, where that
     one is far larger than all of them.
     """
-    found = (_TOKENS.search(each) for each in log.lines[: line + 1] if "=" in each or ":" in each)
+    found = (_TOKENS.search(each) for each in log.lines[: line + 1])
     sizes = [int(said[1].replace(",", "")) for said in found if said]
     most = max(sizes[:-1], default=0)
-    return (sizes[-1], most) if len(sizes) > FEWEST and sizes[-1] * BEYOND[1] >= most * BEYOND[0] else None
+    fewest = FEWEST - (len(set(sizes[:-1])) == 1)  # alike ones are a custom earlier
+    return (sizes[-1], most) if len(sizes) > fewest and sizes[-1] * BEYOND[1] >= most * BEYOND[0] else None

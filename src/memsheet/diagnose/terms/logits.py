@@ -29,6 +29,7 @@ from memsheet.diagnose.named_models import positions_of_models
 from memsheet.diagnose.signs import Signs
 from memsheet.diagnose.terms.of_model import USUAL_TOKENS
 from memsheet.diagnose.terms.text_axes import flags_as_names, numbers_in_text
+from memsheet.frozen import replace
 
 VOCABULARIES = (
     32_000, 50_257, 50_304, 32_768, 49_152, 100_352, 102_400, 128_256, 129_280, 131_072, 151_936, 151_646, 152_064, 151_552,
@@ -130,64 +131,86 @@ def _logits_of_tokens(
         raised = frame is LOGITS and widths is WIDTHS
         yield from _split_logits_terms(asked, axes, shares, WIDTHS[:1] if raised else widths)
         return
-    path = frame.path if frame and frame.component == LOGITS.component else "loss"
-    theirs = ", or their gradient," if frame in (None, BACKWARD) and signs.program not in SERVERS else ""
-    named = set(axes.vocabularies)
     at_loss = frame is not None and frame.path.partition("/")[0] in ("loss", "sampler", "prompt_logprobs")
+    tokens = _tokens_of_pass(signs, axes, pairs=pairs)
+    likely = {
+        count for count in tokens
+        if signs.outsized or count in axes.likely_counts or count not in axes.counts
+    }  # fmt: skip
+    named = set(axes.vocabularies)
     unnamed = [each for each in VOCABULARIES if each not in named]
+    told = named if not signs.outsized else {*named, *unnamed}
+    common = set() if not at_loss or fits_by_chance(asked, len(unnamed)) else POWERS
+    if not at_loss:
+        likely |= set() if tokens else set(USUAL_TOKENS)
+        unnamed = _vocabularies_beyond_chance(asked, signs, unnamed, named, len(tokens))
+    for vocabulary, (width, dtype) in itertools.product((*axes.vocabularies, *unnamed), widths):
+        for count in sorted(tokens | (POWERS if vocabulary in named else common)):
+            if width != 4 and at_loss and count not in tokens:
+                continue  # a loss and a sampler raise what they read to fp32
+            if fit := fit_of(asked, count * vocabulary * width):
+                known = (vocabulary in named) * 2 + (count in likely)
+                rows = None if count in tokens else rows_of(asked, vocabulary * width)
+                exact = rows is None and count in tokens and vocabulary in told
+                term = _term_of_logits(signs, count, vocabulary, (width, dtype), rows)
+                yield Candidate((known + 1, fit), replace(term, exact=exact, rows=rows))
+    if at_loss and len(named) == 1:
+        yield Candidate((2, 3), _term_of_any_count(signs, asked, *named))
+
+
+def _tokens_of_pass(signs: Signs, axes: Axes, *, pairs: bool) -> set[int]:
+    """Counts of tokens whose logits a pass may make, by what a text says of it."""
     tokens = {signs.outsized[0]} if signs.outsized else set(axes.counts)
     if signs.program in CHUNKS or _CHUNKED.search(signs.text):
         tokens |= {count // 8 for count in axes.counts}
     tokens |= {2 * count for count in tokens} if pairs else set()
     tokens |= set(axes.shifted_counts) if _SHIFTED.search(signs.text) else set()
-    if _AS_MADE.search(signs.code) and _ONE_MORE.search(signs.text):
-        tokens = set(axes.lengthened_counts)
-    likely = {
-        count for count in tokens
-        if signs.outsized or count in axes.likely_counts or count not in axes.counts
-    }  # fmt: skip
-    told = named if not signs.outsized else {*named, *unnamed}
-    common = set() if not at_loss or fits_by_chance(asked, len(unnamed)) else POWERS
-    if not at_loss:
-        likely |= set() if tokens else set(USUAL_TOKENS)
-        of_layer = bool(signs.code) and frame is not BACKWARD
-        rounded = Interval(max(1, asked.low - PAGE), asked.high)
-        by_chance = named or of_layer or fits_by_chance(rounded, len(unnamed) * max(1, len(tokens)))
-        unnamed = [] if by_chance else [each for each in unnamed if _odd_part(each) > MOST_OF_WIDTHS]
-    for vocabulary in (*axes.vocabularies, *unnamed):
-        for width, dtype in widths:
-            for count in sorted(tokens | (POWERS if vocabulary in named else common)):
-                known = (vocabulary in named) * 2 + (count in likely)
-                if width != 4 and at_loss and count not in tokens:
-                    continue  # a loss and a sampler raise what they read to fp32
-                if fit := fit_of(asked, count * vocabulary * width):
-                    rows = None if count in tokens else rows_of(asked, vocabulary * width)
-                    near = (
-                        f" (of {rows[0]:,} to {rows[1]:,} tokens that come to the same figure)"
-                        if rows
-                        else ""
-                    )
-                    yield Candidate((known + 1, fit), Term(
-                        component="temporaries", path=path, shape=f"[{count}, {vocabulary}] {dtype}", exact=rows is None and count in tokens and vocabulary in told, rows=rows,
-                        words=f"{dtype} logits{theirs} of {count:,} tokens × {vocabulary:,} words × {width} bytes{near}",
-                    ))  # fmt: skip
-    if at_loss and len(named) == 1:
-        (vocabulary,) = named
-        count = asked.middle // (4 * vocabulary)
-        words = (
-            f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits "
-            f"(or {2 * count:,} in 2 bytes), if nothing else was asked for"
-        )
-        yield Candidate(
-            (2, 3),
-            Term(
-                component="temporaries",
-                path=path,
-                shape=f"[{count}, {vocabulary}] fp32",
-                exact=False,
-                words=words,
-            ),
-        )
+    one_more = _AS_MADE.search(signs.code) and _ONE_MORE.search(signs.text)
+    return set(axes.lengthened_counts) if one_more else tokens
+
+
+def _vocabularies_beyond_chance(
+    asked: Interval, signs: Signs, unnamed: list[int], named: set[int], tokens: int
+) -> list[int]:
+    """Vocabularies that no text names and that may still be told by a product, where no loss asked.
+    ``tokens``: how many counts are tried.
+    """
+    of_layer = bool(signs.code) and signs.frame is not BACKWARD
+    rounded = Interval(max(1, asked.low - PAGE), asked.high)
+    by_chance = named or of_layer or fits_by_chance(rounded, len(unnamed) * max(1, tokens))
+    return [] if by_chance else [each for each in unnamed if _odd_part(each) > MOST_OF_WIDTHS]
+
+
+def _path_of_logits(signs: Signs) -> str:
+    return signs.frame.path if signs.frame and signs.frame.component == LOGITS.component else "loss"
+
+
+def _term_of_logits(
+    signs: Signs, count: int, vocabulary: int, kind: tuple[int, str], rows: tuple[int, int] | None
+) -> Term:
+    """Logits of so many tokens. ``kind``: an element's bytes and dtype; ``rows``: the fewest and the most
+    tokens that come to the same figure, where several do.
+    """
+    width, dtype = kind
+    theirs = (
+        ", or their gradient," if signs.frame in (None, BACKWARD) and signs.program not in SERVERS else ""
+    )
+    near = f" (of {rows[0]:,} to {rows[1]:,} tokens that come to the same figure)" if rows else ""
+    return Term(
+        component="temporaries", path=_path_of_logits(signs), shape=f"[{count}, {vocabulary}] {dtype}", exact=False,
+        words=f"{dtype} logits{theirs} of {count:,} tokens × {vocabulary:,} words × {width} bytes{near}",
+    )  # fmt: skip
+
+
+def _term_of_any_count(signs: Signs, asked: Interval, vocabulary: int) -> Term:
+    """Logits of as many tokens as a size says, of the one vocabulary that is named."""
+    count = asked.middle // (4 * vocabulary)
+    words = (
+        f"about {count:,} tokens × {vocabulary:,} words × 4 bytes of logits "
+        f"(or {2 * count:,} in 2 bytes), if nothing else was asked for"
+    )
+    shape = f"[{count}, {vocabulary}] fp32"
+    return Term(component="temporaries", path=_path_of_logits(signs), shape=shape, exact=False, words=words)
 
 
 MOST_OF_WIDTHS = 125

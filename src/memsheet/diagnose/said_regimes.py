@@ -1,0 +1,69 @@
+"""A run that becomes another, as people say it: a phase that fitted and one that dies at its first step, a
+sample that is far longer than those that fitted.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.patterns import late_pattern
+
+_DIES = (
+    r"(?:die[sd]?|dying|crash\w*|fail\w*|oom\w*|out of memory|cuda error|runs? out|blows? up|explode\w*|boom"
+    r"|kill\w*|not fit)"
+)
+_FINE = (
+    r"(?:fine|ok(?:ay)?|no problems?|no issues?|(?:without|w/o) (?:a |any |one )?(?:single )?(?:problems?|ooms?|issues?|hiccups?)|perfect(?:ly)?|good|well"
+    r"|smooth(?:ly)?|happily|works?|worked|fits?|fitted|completed?|finished|done|stable)"
+)  # fmt: skip
+_RUN = r"\d[\d,.]{0,9}\s?k?\s(?:steps?|epochs?|iterations?|iters?|hours?|h|days?|minutes|min|updates?)"
+_FITTED = late_pattern(
+    rf"\b(?:(?:phase|stage|level|part) ?(?:[1A]|I|one)\b|(?:first|initial|previous) (?:phase|stage|level|part)|{_RUN})[^\n;]{{0,90}}?\b{_FINE}\b"
+    rf"|\b(?:run|ran|runs|train|trains|trained) (?:for )?{_RUN}\b"
+    rf"|\b{_FINE}\b[^\n.;]{{0,30}}?\b(?:for|in|during|until|till|through)\b[^\n.;]{{0,30}}?\b(?:(?:phase|stage|level) ?(?:[1A]|I|one)\b|{_RUN})",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that a part of a run fitted."""
+_NEXT = (
+    r"(?:(?:phase|stage|level|part) ?(?:[2-9B]|II|two|three)\b|(?:second|next|third|last|final|2nd|3rd) (?:phase|stage|level|part|resolution)"
+    r"|(?:at|with|to|on|then|from|of)(?: the)? (?:\d{3,4} ?(?:px|pixels)|\d{3,4} ?x ?\d{3,4}|(?:seq\w*|length|context|ctx|resolution)[ =]?\d{3,6}|\d{1,3}k (?:tokens|context|ctx)))"
+)  # fmt: skip
+_AT_ONCE = r"(?:first|1st|immediate\w*|right away|instant\w*|at once|straight ?away|directly)"
+_NEXT_DIES = late_pattern(
+    rf"\b(?:then|but|now|when|once|as soon as|and|,)\s[^\n;]{{0,40}}?{_NEXT}[^\n;]{{0,60}}?\b(?:{_DIES}\b|{_AT_ONCE}\b|[:]\s*$)"
+    rf"|{_NEXT}[^\n;]{{0,40}}?\b{_DIES}\b[^\n.;]{{0,30}}?\b{_AT_ONCE}\b"
+    rf"|\b{_DIES}\b[^\n.;]{{0,40}}?\b(?:{_AT_ONCE} (?:step|batch|iteration)s? (?:of|with|at|in|after) |in |of |at |with ){_NEXT}",
+    re.IGNORECASE | re.MULTILINE,
+)  # fmt: skip
+"""How they say that another part of it died."""
+
+
+def next_phase_dies(text: str) -> str:
+    """By which words people say that a part of a run fitted and the next one did not; empty where they do
+    not.
+    """
+    found = _NEXT_DIES.search(text) if _FITTED.search(text) else None
+    return found.group().strip() if found and not _SHARDS.search(text) else ""
+
+
+_SHARDS = late_pattern(r"\bstages? ?[0-3]\b[^\n]{0,24}\bzero\b|\bzero\b[^\n]{0,24}\bstages?\b", re.IGNORECASE)
+"""Stages that are none of a run: ZeRO's."""
+_SAMPLE = (
+    r"(?:sample|sequence|example|batch|document|prompt|text|clip|audio|utterance|video|image|file"
+    r"|conversation|answer|response|graph|molecule|protein|row)s?"
+)
+_LONG_SAMPLE = late_pattern(
+    rf"\b(?:the|an?|one|some|my|single|few) (?:\w+ ){{0,2}}(?:longest|very long|really long|extremely long|unusually long|giant|huge|enormous|outlier|oversized|monster)\b[^\n.;]{{0,30}}?\b{_SAMPLE}\b"
+    rf"|\b(?:one|an?|single|some) (?:\w+ ){{0,2}}{_SAMPLE} (?:is|has|of|with|that (?:is|has))\b[^\n.;]{{0,30}}?\d[\d,. ]{{2,9}}k?\s?(?:tokens|frames|nodes|atoms|residues|words|chars|seconds|s|px|pixels|k)\b"
+    rf"[^\n]{{0,40}}?\b(?:others?|rest|most|usual\w*|average|mean|median|typical\w*)\b"
+    r"|\b(?:on|at|with|hits?|meets?|reach\w*) (?:the|an?) (?:longest|outlier)\b"
+    rf"|\b(?:hits?|meets?|reach\w*|comes? to|on) (?:an?|one|the) [^\n.;()]{{0,30}}?\b{_SAMPLE}\b[^\n.;()]{{0,20}}\((?:the |all )?(?:others?|rest|most|median|average|usual\w*|normal\w*)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+_RAN = late_pattern(rf"\b(?:after|for|at|in|around|until|trains?|runs?|ran)\b[^\n.;]{{0,20}}?\b(?:{_RUN}|(?:step|iteration|batch) \d{{2,9}})|\bfine\b|\brandom\w*\b", re.IGNORECASE)  # fmt: skip
+
+
+def long_sample_dies(text: str) -> str:
+    """By which words people say that the run died at a sample that is far longer than those that fitted."""
+    found = _LONG_SAMPLE.search(text) if _RAN.search(text) else None
+    return found.group().strip() if found else ""
