@@ -134,7 +134,7 @@ def rank_training_plans(
         plans=plans,
         unsure=unsure,
         least=None if plans else next(iter(unsure), None) or _least_lacking_plan(timed, cluster),
-        families=tuple(families_of(timed, cluster, plans[0] if plans else None)),
+        families=tuple(families_of(timed, plans[0] if plans else None)),
         replicas=tuple(_fastest_replicated_plans(timed, cluster)),
         by_engine=tuple(_best_plan_per_engine(timed, cluster, plans, grids)),
         front=tuple(_time_memory_front(timed)),
