@@ -343,8 +343,8 @@ class Routing:
     padded: bool = False
     balanced: bool = False
     spread: Spread | Any = Spread.EXPECTED
-    """Set by account, which asks for ``ENDS_OF_ROUTING``; of a stratum all of them at once: their places there,
-    one below the other.
+    """Set by account, which asks for ``ENDS_OF_ROUTING``; of a stratum all of them at once: their places
+    there, one below the other.
     """
 
 

@@ -1,6 +1,6 @@
-"""The fastest plan that fits, where nothing else is asked of a search: once one is known, the plans of further
-engines are timed first, which takes a fraction of what accounting them does, and accounted where they could
-come before it.
+"""The fastest plan that fits, where nothing else is asked of a search: once one is known, the plans of
+further engines are timed first, which takes a fraction of what accounting them does, and accounted where they
+could come before it.
 """
 
 from __future__ import annotations
