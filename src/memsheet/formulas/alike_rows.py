@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from memsheet.arith import NotAlikeError, holds_for_all, is_array, row_codes
+from memsheet.arith import NotAlikeError, holds_for_all, is_array, not_alike, row_codes
 from memsheet.frozen import dataclass, fields, replace
 from memsheet.plan.plan import Plan
 
@@ -26,6 +26,7 @@ class AlikeParts:
 
     def split(self, number: int, condition: Any) -> AlikeParts:
         """Two parts in place of one: where a condition holds, and where it does not."""
+        condition = _of_every_end(condition)
         space, told = condition.__array_namespace__(), (condition.nonzero()[0], (~condition).nonzero()[0])
         before, size, after = sum(self.lengths[:number]), self.lengths[number], slice(number + 1, None)
         place = space.arange(sum(self.lengths))
@@ -42,15 +43,25 @@ class AlikeParts:
         first = sizes[0]
         if not is_array(first) and all(type(size) is type(first) and size == first for size in sizes[1:]):
             return first
-        if len(sizes) == 1:
-            return first[self.order]
         space = self.order.__array_namespace__()
-        return space.concat(
-            [
-                size if is_array(size) else space.full(length, size)
-                for size, length in zip(sizes, self.lengths, strict=True)
-            ]
-        )[self.order]
+        depths = {size.shape[:-1] for size in sizes if is_array(size)}
+        depth = max(depths, key=len, default=())
+        columns = [
+            space.broadcast_to(space.asarray(size), (*depth, length))
+            for size, length in zip(sizes, self.lengths, strict=True)
+        ]
+        return (columns[0] if len(columns) == 1 else space.concat(columns, axis=-1))[..., self.order]
+
+
+def _of_every_end(condition: Any) -> Any:
+    """A condition of plans, also where it was asked at each end of their routing. Raises ValueError where it
+    holds at some of them.
+    """
+    if condition.ndim > 1:
+        if not holds_for_all(condition == condition[:1]):
+            not_alike()
+        return condition[0]
+    return condition
 
 
 FEW_PLANS = 64
@@ -93,9 +104,10 @@ def by_alike_rows(plan: Plan, make: Callable[[Plan], T], join: Callable[[list[T]
 
 
 def _counted_fields(plan: Plan) -> dict[str, Any]:
-    """The fields of a plan that have counts in them."""
-    names = ("mesh", "workload", "routing")
-    return {name: getattr(plan, name) for name in names if getattr(plan, name) is not None}
+    """The fields of a plan that have counts of its own in them: the ends of a routing are those of all
+    plans.
+    """
+    return {name: getattr(plan, name) for name in ("mesh", "workload")}
 
 
 def _columns(held: Any) -> dict[str, Any]:

@@ -343,8 +343,8 @@ class Routing:
     padded: bool = False
     balanced: bool = False
     spread: Spread | Any = Spread.EXPECTED
-    """Set by account, which asks for ``ENDS_OF_ROUTING``; where plans of a stratum have several, the place of
-    each plan's there.
+    """Set by account, which asks for ``ENDS_OF_ROUTING``; of a stratum all of them at once: their places
+    there, one below the other.
     """
 
 

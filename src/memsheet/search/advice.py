@@ -15,10 +15,10 @@ from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart, with_own_adapters
 from memsheet.plan.model import ModelSpec
 from memsheet.search.fixes.savings_story import Step, story_steps
+from memsheet.search.train.fastest_first import search_fastest_plan
 from memsheet.search.train.rank import (
     Ranking,
     Searched,
-    fastest_fitting_plan,
     plan_offloads,
     rank_training_plans,
     search_engines,
@@ -236,8 +236,7 @@ def _best_ranked_plan(
     """The best plan, and where there is none why."""
     own = with_own_adapters(engines, request) or engines
     try:
-        searched = search_engines(model, cluster, request, own, scaled)
-        found, result, notes = fastest_fitting_plan(searched, cluster)
+        found, result, notes = search_fastest_plan(model, cluster, request, own, scaled)
     except InputError as error:
         return None, str(error.problems[0].reason)
     if found is not None:

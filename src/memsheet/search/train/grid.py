@@ -9,7 +9,7 @@ nothing else.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -94,6 +94,27 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
 
     Raises OverflowError as ``account_plan_grid`` does.
     """
+    legal = legal_plans(spaces)
+    return grids_of_pieces(legal, graded_pieces(legal, range(len(legal.pieces))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LegalPlans:
+    """The legal plans of spaces that differ in their global batch alone, in pieces that are accounted at
+    once, and by batch what is refused.
+    """
+
+    spaces: Sequence[Space]
+    pieces: Sequence[Piece]
+    places: _Places
+    tallies: Mapping[int, Tally]
+
+
+def legal_plans(spaces: Sequence[Space]) -> LegalPlans:
+    """The plans of some spaces before they are accounted.
+
+    Raises OverflowError as ``account_plan_grid`` does.
+    """
     tallies, places = {space.global_batch: Tally() for space in spaces}, _Places()
     alone, pieces = None, list[Piece]()
     for stratum in legal_plan_strata(spaces, tallies) if spaces else ():
@@ -102,19 +123,32 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
         for part in _accounted_parts(stratum, places, tallies):
             for alike in _parts_by_accumulation(part):
                 pieces += _stratum_pieces(alike)
-    graded: dict[int, list[Graded]] = {}
-    for batch in _accounting_batches(pieces):
-        graded.update(
-            zip(batch, _grade_pieces([pieces[number] for number in batch], places, tallies), strict=True)
-        )
+    return LegalPlans(spaces=spaces, pieces=pieces, places=places, tallies=tallies)
+
+
+GradedPieces = Mapping[int, Sequence[Graded]]
+"""The plans of pieces with their bytes, by the piece's number."""
+
+
+def graded_pieces(legal: LegalPlans, numbers: Iterable[int]) -> GradedPieces:
+    """Some pieces with their bytes. What cannot be accounted after all is refused."""
+    graded: dict[int, Sequence[Graded]] = {}
+    for batch in _accounting_batches({number: legal.pieces[number] for number in numbers}):
+        own = [legal.pieces[number] for number in batch]
+        graded.update(zip(batch, _grade_pieces(own, legal.places, legal.tallies), strict=True))
+    return graded
+
+
+def grids_of_pieces(legal: LegalPlans, graded: GradedPieces) -> list[Grid]:
+    """The grid of each space, of the pieces that were accounted."""
     every = [one for number in sorted(graded) for one in graded[number]]
     return [
         Grid(
             space=space,
-            graded=tuple(every if len(spaces) == 1 else _graded_at_batch(every, space)),
-            refused=tallies[space.global_batch].refused,
+            graded=tuple(every if len(legal.spaces) == 1 else _graded_at_batch(every, space)),
+            refused=legal.tallies[space.global_batch].refused,
         )
-        for space in spaces
+        for space in legal.spaces
     ]
 
 
@@ -164,7 +198,8 @@ Piece = Stratum | Fewer
 """Plans that are accounted at once, as they are or by fewer that stand for them."""
 
 
-def _stratum_of_piece(piece: Piece) -> Stratum:
+def stratum_of_piece(piece: Piece) -> Stratum:
+    """All plans of a piece."""
     return piece.stratum if isinstance(piece, Fewer) else piece
 
 
@@ -189,26 +224,26 @@ def _accounting_key(stratum: Stratum, number: int) -> Hashable:
     return stratum_choice_key(stratum), pipeline, added, depends_on_routing(stratum.plan)
 
 
-def _accounting_batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
+def _accounting_batches(pieces: Mapping[int, Piece]) -> Iterator[list[int]]:
     """The numbers of pieces that are accounted together: those that are alike but for their pipeline. Batches
     of the same pipelines and as many plans, which differ in other choices, come one after another: much of
     what is made for one is known of the next.
     """
     kin: dict[Hashable, list[int]] = {}
-    for number, piece in enumerate(pieces):
-        stratum = _stratum_of_piece(piece)
+    for number, piece in pieces.items():
+        stratum = stratum_of_piece(piece)
         kin.setdefault((type(piece), _accounting_key(stratum, number)), []).append(number)
     found: dict[Hashable, list[list[int]]] = {}
     for numbers in kin.values():
         for batch in _batches_of_kin(numbers, pieces):
-            meshes = [_stratum_of_piece(pieces[number]).plan.mesh for number in batch]
+            meshes = [stratum_of_piece(pieces[number]).plan.mesh for number in batch]
             shape = tuple((mesh.pp, mesh.vpp, len(pieces[n])) for mesh, n in zip(meshes, batch, strict=True))
             found.setdefault(shape, []).append(batch)
     for batches in found.values():
         yield from batches
 
 
-def _batches_of_kin(numbers: Sequence[int], pieces: Sequence[Piece]) -> Iterator[list[int]]:
+def _batches_of_kin(numbers: Sequence[int], pieces: Mapping[int, Piece]) -> Iterator[list[int]]:
     batch, rows = list[int](), 0
     for number in numbers:
         if batch and rows + len(pieces[number]) > CHUNK:
@@ -256,7 +291,7 @@ def _grade_pieces(
     """The plans of some pieces. Those that do not agree in a choice after all are taken apart; what cannot be
     accounted is refused.
     """
-    own = [_stratum_of_piece(piece) for piece in batch]
+    own = [stratum_of_piece(piece) for piece in batch]
     try:
         return [[one] for one in _account_pieces(batch, [places.of(stratum) for stratum in own])]
     except InputError as error:
@@ -319,7 +354,7 @@ def account_stratum(stratum: Stratum) -> Graded:
 
 
 def _account_pieces(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]]) -> list[Graded]:
-    own = [_stratum_of_piece(piece) for piece in batch]
+    own = [stratum_of_piece(piece) for piece in batch]
     found: list[dict[int, tuple[Bytes, Array]]] = [{} for _ in batch]
     for members in group_ranks_by_form(ranks):
         sums = _piece_totals([batch[number] for number, _ in members], [placed for _, placed in members])
@@ -334,7 +369,7 @@ def _account_pieces(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]])
 def _piece_totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
     few, own = (
         [piece for piece in batch if isinstance(piece, Fewer)],
-        [_stratum_of_piece(piece) for piece in batch],
+        [stratum_of_piece(piece) for piece in batch],
     )
     rank, plan = merge_strata(own, ranks)
     cluster = own[0].space.cluster

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from memsheet.account import Sums, deciding_stages, rank_of, sums_of
-from memsheet.arith import Count, is_array
+from memsheet.arith import Count
 from memsheet.formulas.groups import FEW
 from memsheet.formulas.model_code import engine_for
 from memsheet.formulas.sharding.resident_state import ResidentState
@@ -130,54 +130,47 @@ def _merge_plans(strata: tuple[Stratum, ...]) -> Plan:
 
 def sums_of_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> Sums:
     """What the tensors of all plans of some strata add up to, one stratum after another. Where a routing is
-    open its ends are accounted with it, as if they were other plans: most of a step is the same.
+    open its ends are accounted with it: what depends on it has a row for each of them, and a column for each
+    plan; most of a step is the same.
     """
     rank, plan = merge_strata(strata, ranks)
     if not depends_on_routing(plan):
         return sums_of(rank, plan)
-    rows, ends = sum(map(len, strata)), len(ENDS_OF_ROUTING)
-    rank, plan = merge_strata([*strata] * ends, [*ranks] * ends)[0], _merge_ends(tuple(strata))
-    step = account_training_step(rank, plan, engine_for(rank.model, plan))
+    step = account_training_step(rank, _with_ends(tuple(strata)), engine_for(rank.model, plan))
+    rows = sum(map(len, strata))
     apart = {instant: _bytes_apart(bag, step.kept, rows) for instant, bag in step.bags.items()}
     return Sums(
-        tensors={instant: _first_rows(bag.total, rows) for instant, bag in step.bags.items()},
+        tensors={instant: _expected_sizes(bag.total, rows) for instant, bag in step.bags.items()},
         below={instant: below for instant, (below, _) in apart.items()},
         above={instant: above for instant, (_, above) in apart.items()},
-        paged=_first_rows(step.kept.paged, rows),
-        host_bytes=_first_rows(step.kept.host.bytes, rows),
+        paged=step.kept.paged,
+        host_bytes=step.kept.host.bytes,
     )
 
 
 @lru_cache(maxsize=4)
-def _merge_ends(strata: tuple[Stratum, ...]) -> Plan:
-    """One plan for all plans of some strata, once for each end of their routing."""
-    ends = len(ENDS_OF_ROUTING)
-    plan = _merge_plans(strata * ends)
+def _with_ends(strata: tuple[Stratum, ...]) -> Plan:
+    """One plan for all plans of some strata whose routing is that of each end, one below the other."""
+    plan = _merge_plans(strata)
     assert plan.routing is not None
-    place = np.repeat(np.arange(ends), sum(map(len, strata)))
-    return replace(plan, routing=replace(plan.routing, spread=place))
+    return replace(plan, routing=replace(plan.routing, spread=np.arange(len(ENDS_OF_ROUTING))[:, None]))
 
 
 def _bytes_apart(bag: BytesByPath, kept: ResidentState, rows: int) -> tuple[Any, Any]:
-    """How far the ends of a bag's parts lie below and above what is expected, where its rows are those of one
-    routing after another. No routing changes the states.
-    """
-    states, ranges = kept.states.held, kept.ranges
-    own = [
-        size
-        for key, size in bag.held.items()
-        if key not in ranges and is_array(size) and size is not states.get(key)
-    ]
-    value, low, high = np.array(own).reshape(len(own), len(ENDS_OF_ROUTING), rows).transpose(1, 0, 2)
-    below, above = (value - np.minimum(low, value)).sum(0), (np.maximum(high, value) - value).sum(0)
-    for key in ranges.keys() & bag.held.keys():
-        size, low, high = (_first_rows(one, rows) for one in (bag.held[key], *ranges[key]))
-        below, above = below + size - np.minimum(low, size), above + np.maximum(high, size) - size
+    """How far the ends of a bag's parts lie below and above what is expected."""
+    below, above = (np.zeros(rows, dtype=np.int64) for _ in ENDS_OF_ROUTING[1:])
+    routed = [size for key, size in bag.held.items() if key not in kept.ranges and np.ndim(size) > 1]
+    known = [(bag.held[key], *kept.ranges[key]) for key in kept.ranges.keys() & bag.held.keys()]
+    ends: Any = [*routed, *([_expected_sizes(one, rows) for one in own] for own in known)]
+    for value, low, high in ends:
+        below += value - np.minimum(low, value)
+        above += np.maximum(high, value) - value
     return below, above
 
 
-def _first_rows(size: Count, rows: int) -> Any:
-    return size[:rows] if is_array(size) else size  # type: ignore[index]
+def _expected_sizes(size: Count, rows: int) -> Any:
+    """Of sizes that depend on the routing those that are expected."""
+    return np.broadcast_to(size, (len(ENDS_OF_ROUTING), rows))[0] if np.ndim(size) > 1 else size
 
 
 def _per_plan_column(numbers: Sequence[int], lengths: Array) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from memsheet.budget import Result
 from memsheet.errors import InputError
-from memsheet.frozen import dataclass, field
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import emulated_bf16
@@ -25,8 +25,9 @@ from memsheet.search.progress import tell_progress
 from memsheet.search.train.cloud import time_memory_points
 from memsheet.search.train.families import Family, families_of
 from memsheet.search.train.grid import Grid, account_plan_grids
+from memsheet.search.train.lattice import Array
 from memsheet.search.train.space import OFFLOAD, Request, Space, space_of
-from memsheet.search.train.strata import reason_of
+from memsheet.search.train.strata import Stratum, reason_of
 from memsheet.search.train.timed import APART, Planned, Scaled, Timed, timed_strata
 from memsheet.search.train.uneven_routing import Uneven, fits_uneven
 from memsheet.search.train.unsure_plans import possible_plans
@@ -134,7 +135,7 @@ def rank_training_plans(
         plans=plans,
         unsure=unsure,
         least=None if plans else next(iter(unsure), None) or _least_lacking_plan(timed, cluster),
-        families=tuple(families_of(timed, cluster, plans[0] if plans else None)),
+        families=tuple(families_of(timed, plans[0] if plans else None)),
         replicas=tuple(_fastest_replicated_plans(timed, cluster)),
         by_engine=tuple(_best_plan_per_engine(timed, cluster, plans, grids)),
         front=tuple(_time_memory_front(timed)),
@@ -171,7 +172,7 @@ def _best_plans(
     """The fastest that fit; where none is sure to by shares, those that do by their step's own allocations,
     or else those that may.
     """
-    if plans := tuple(_fastest_fitting_plans(timed, cluster, top)):
+    if plans := tuple(fastest_fitting_plans(timed, cluster, top)):
         return plans, ()
     possible = possible_plans(timed, cluster, top)
     sure = (one for one in possible if one.verdict.result is Result.FITS)
@@ -195,6 +196,9 @@ class Searched:
         if not self.grids and self.problems is not None:
             raise self.problems
         return self.grids, self.timed, self.notes
+
+
+NOTHING_SEARCHED = Searched(grids={}, timed=[], notes=(), problems=None)
 
 
 def search_engines(
@@ -225,43 +229,52 @@ def search_global_batches(
     """All plans of some engines at each of some global batches, which are accounted together. ``tells``: how
     far the first of them is.
     """
-    grids: list[dict[str, Grid]] = [{} for _ in batches]
-    timed: list[list[Timed]] = [[] for _ in batches]
-    notes: list[list[str]] = [[] for _ in batches]
-    problems: list[InputError | None] = [None] * len(batches)
+    found = [NOTHING_SEARCHED] * len(batches)
     for engine in engines:
-        spaces, refused = dict[int, Space](), dict[int, InputError]()
-        for place, batch in enumerate(batches):
-            try:
-                spaces[place] = space_of(model, cluster, {**request, "global_batch": batch, "engine": engine})
-            except InputError as error:
-                refused[place] = error
+        own = [{**request, "global_batch": batch, "engine": engine} for batch in batches]
+        for place, grid in enumerate(_grids_of_requests(model, cluster, own)):
+            found[place] = with_engine_searched(found[place], engine, grid, scaled)
+        if tells and engine in found[0].grids:
+            tell_progress(lambda: _found_so_far(engine, found[0]))  # noqa: B023 it is called at once
+    return found
+
+
+def _grids_of_requests(
+    model: ModelSpec, cluster: Cluster, requests: Iterable[Request]
+) -> Iterator[Grid | InputError]:
+    """The plans of each of some requests that differ in their global batch alone, or why there are none."""
+    spaces = list[Space | InputError]()
+    for request in requests:
         try:
-            found_at = dict(zip(spaces, account_plan_grids(list(spaces.values())), strict=True))
+            spaces.append(space_of(model, cluster, request))
         except InputError as error:
-            found_at, refused = {}, {**dict.fromkeys(spaces, error), **refused}
-        for place, problem in refused.items():
-            problems[place] = problems[place] or problem
-            notes[place].append(f"{engine}: {reason_of(problem)}")
-        for place, found in found_at.items():
-            if not found.plans:
-                notes[place].append(f"{engine}: no legal plan ({_commonest_refusal(found)})")
-                continue
-            grids[place][engine] = found
-            timed[place] += timed_strata(found, scaled(engine))
-            if tells and place == 0:
-                tell_progress(lambda: _found_so_far(engine, grids[0], timed[0]))  # noqa: B023 it is called at once
-    return [
-        Searched(grids=own, timed=times, notes=tuple(said), problems=problem)
-        for own, times, said, problem in zip(grids, timed, notes, problems, strict=True)
-    ]
+            spaces.append(error)
+    known = [space for space in spaces if isinstance(space, Space)]
+    try:
+        grids: Iterator[Grid | InputError] = iter(account_plan_grids(known))
+    except InputError as error:
+        grids = iter([error] * len(known))
+    return (space if isinstance(space, InputError) else next(grids) for space in spaces)
 
 
-def _found_so_far(engine: str, grids: Mapping[str, Grid], timed: Iterable[Timed]) -> Mapping[str, Any]:
-    fits = [one for one in timed if len(one.fit)]
+def with_engine_searched(before: Searched, engine: str, found: Grid | InputError, scaled: Scaled) -> Searched:
+    """What was searched, and the plans of another engine, or why it has none."""
+    if isinstance(found, InputError):
+        notes = (*before.notes, f"{engine}: {reason_of(found)}")
+        return replace(before, notes=notes, problems=before.problems or found)
+    if not found.plans:
+        return replace(
+            before, notes=(*before.notes, f"{engine}: no legal plan ({_commonest_refusal(found)})")
+        )
+    timed = [*before.timed, *timed_strata(found, scaled(engine))]
+    return replace(before, grids={**before.grids, engine: found}, timed=timed)
+
+
+def _found_so_far(engine: str, searched: Searched) -> Mapping[str, Any]:
+    fits = [one for one in searched.timed if len(one.fit)]
     found = {
         "engine": engine,
-        "plans": sum(grid.plans for grid in grids.values()),
+        "plans": sum(grid.plans for grid in searched.grids.values()),
         "fit": sum(len(one.fit) for one in fits),
     }
     if not fits:
@@ -285,12 +298,15 @@ def _commonest_refusal(found: Grid) -> str:
     return asked[0] if asked else "nothing to combine"
 
 
-def _fastest_fitting_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
+def fastest_fitting_plans(
+    timed: list[Timed], cluster: Cluster, top: int, known: float = np.inf
+) -> list[Planned]:
     """The fastest plans that fit when they are accounted by themselves, none beside one that is both faster
     and smaller; of those whose times cannot be told apart, the simplest first. One that keeps states on the
-    host comes first only where it is faster beyond doubt.
+    host comes first only where it is faster beyond doubt. ``known``: seconds from which on others may come
+    between.
     """
-    kept = pareto_optimal_rows(timed)
+    kept = [one for one in pareto_optimal_rows(timed) if one[0] < known]
     best = min((float(s) for s, *_ in kept), default=0.0)
     pairs = (
         (
@@ -320,9 +336,7 @@ def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:
     if not sum(map(len, numbers)):
         return []
     number, row = np.concatenate(numbers), np.concatenate([one.fit for one in timed])
-    seconds = np.concatenate(
-        [one.seconds * (1 + HOST_DOUBT * plan_offloads(one.stratum.request)) for one in timed]
-    )
+    seconds = np.concatenate([seconds_with_doubt(one.stratum, one.seconds) for one in timed])
     size = np.concatenate([np.asarray(one.graded.device.value)[one.fit] for one in timed])
     asks = np.concatenate([np.full(len(one.fit), asked_besides(_choice_of(one))) for one in timed])
     found = list[tuple[float, int, int]]()
@@ -333,6 +347,11 @@ def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:
         best = order[(size[order] < lowest) & (asks[order] == grade)]
         found += [(float(seconds[i]), int(number[i]), int(row[i])) for i in best]
     return found
+
+
+def seconds_with_doubt(stratum: Stratum, seconds: Array) -> Array:
+    """Seconds of some plans of a stratum, by which they are ranked."""
+    return seconds * (1 + HOST_DOUBT * plan_offloads(stratum.request))
 
 
 def asked_besides(choice: Request) -> int:
@@ -374,7 +393,7 @@ def _best_plan_per_engine(
     for engine in engines:
         known = (plan for plan in plans if plan.request["engine"] == engine)
         found = next(known, None) or next(
-            iter(_fastest_fitting_plans([one for one in timed if one.engine == engine], cluster, 1)), None
+            iter(fastest_fitting_plans([one for one in timed if one.engine == engine], cluster, 1)), None
         )
         if found is not None:
             yield found

@@ -4,6 +4,9 @@ published imbalance, and at the worst.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
+
 from memsheet.account import account_rank
 from memsheet.budget import Result, Verdict, judge_on
 from memsheet.frozen import replace
@@ -34,25 +37,29 @@ def routing_notes(
         return ()
     sheet = next((sheet for sheet in sheets if sheet.rank == verdict.rank), sheets[0])
 
-    def spread_sheet(spread: Spread, *, replays: bool = False) -> Sheet:
+    @cache
+    def spread_sheet(spread: Spread, stage: int, *, replays: bool) -> Sheet:
         spread_plan = replace(plan, routing=replace(routing, spread=spread))
-        return account_rank(model, spread_plan, cluster, sheet.stage, replays=replays)
+        return account_rank(model, spread_plan, cluster, stage, replays=replays)
 
-    balanced, fullest = spread_sheet(Spread.BALANCED), spread_sheet(Spread.WORST)
-    if fullest.device.value < balanced.device.value * DECIDES:
+    balanced, fullest, moderate = (
+        partial(spread_sheet, spread, sheet.stage)
+        for spread in (Spread.BALANCED, Spread.WORST, Spread.UNEVEN)
+    )
+    if fullest(replays=False).device.value < balanced(replays=False).device.value * DECIDES:
         return ()
     low, value, high = int(verdict.device.low), int(verdict.device.value), int(verdict.device.high)
-    if replays:  # as a question of that routing is answered
-        balanced = spread_sheet(Spread.BALANCED, replays=True)
-    even = max(low, min(int(balanced.device.value), value))
-    uneven = max(even, min(_with_slack_of(sheet, spread_sheet(Spread.UNEVEN)), high))
-    worst = max(uneven, min(_with_slack_of(sheet, fullest), high))
+    asked = balanced(replays=replays)  # as a question of that routing is answered
+    even = max(low, min(int(asked.device.value), value))
+    uneven = max(even, min(_with_slack_of(sheet, moderate(replays=False)), high))
+    worst = max(uneven, min(_with_slack_of(sheet, fullest(replays=False)), high))
     shares = f"{1 + MAX_VIOLATION:g} times an even share"
     decree = "--moe-balanced accounts the first (force_load_balancing, or what the router learned)"
     bound = "--moe-capacity-factor bounds the last by dropping tokens"
     decides = (
         "decides"
-        if verdict.result is not Result.FITS and _fits_when_even(model, plan, cluster, replays=replays)
+        if verdict.result is not Result.FITS
+        and _fits_when_even(partial(spread_sheet, Spread.BALANCED), plan, cluster, replays=replays)
         else "matters"
     )
     said = (
@@ -71,17 +78,15 @@ def _with_slack_of(sheet: Sheet, routed: Sheet) -> int:
     return int(routed.allocated.value * sheet.reserved.value // sheet.allocated.value + outside)
 
 
-def _fits_when_even(model: ModelSpec, plan: Plan, cluster: Cluster, *, replays: bool) -> bool:
+def _fits_when_even(even: Callable[..., Sheet], plan: Plan, cluster: Cluster, *, replays: bool) -> bool:
     """Whether the whole job is sure to fit where each rank is given an even share, so that nothing else is
-    unsure.
+    unsure. ``even``: the sheet of a stage then, its step replayed or not.
     """
-    even = replace(plan, routing=replace(plan.routing, balanced=True)) if plan.routing else plan
     result = Result.UNCERTAIN
     for replayed in (False, True)[: 1 + replays]:
-        sheets = (
-            account_rank(model, even, cluster, stage, replays=replayed) for stage in range(plan.mesh.pp)
-        )
-        result = judge_on(tuple(sheets), cluster).result
+        result = judge_on(
+            tuple(even(stage, replays=replayed) for stage in range(plan.mesh.pp)), cluster
+        ).result
         if result is Result.DOES_NOT_FIT:
             return False
     return result is Result.FITS

@@ -248,7 +248,7 @@ def capacity_of(ff: Moe, copies: Count, factor: float) -> Count:
 def given_copies(ff: Moe, tokens: Count, sent: Count, plan: Plan, routing: Routing) -> Count:
     """Copies that the experts of one rank are given by all ranks that share them."""
     spread = routing.spread
-    if not isinstance(spread, Spread):  # each plan of a stratum has its own
+    if not isinstance(spread, Spread):  # all ends of a stratum's
         ends = (replace(routing, spread=one) for one in ENDS_OF_ROUTING)
         found, *others = (given_copies(ff, tokens, sent, plan, end) for end in ends)
         for place, other in enumerate(others, 1):
