@@ -32,6 +32,7 @@ from memsheet.exchange.shared.shell_loops import (
     goes_through_arguments,
     is_assignment,
     names_given,
+    quiet_functions,
     quoted_text,
     starts_something,
 )
@@ -165,7 +166,7 @@ class ScriptWalk:
 
     __slots__ = (
         "broken", "budget", "calls", "chosen", "defining", "depth", "doubtful", "functions", "given", "held_texts", "made", "names",
-        "outer", "remarks", "rounds", "script", "sites", "skipped", "text", "used", "without",
+        "outer", "quiet", "remarks", "rounds", "script", "sites", "skipped", "text", "used", "without",
     )  # fmt: skip
 
     def __init__(self, text: str, chosen: Mapping[int, int], without: tuple[int, ...]) -> None:
@@ -182,13 +183,14 @@ class ScriptWalk:
         self.skipped = False
         self.doubtful = ""  # the condition around that nobody can tell
         self.functions: dict[str, Group] = {}  # those that are called, by name
+        self.quiet: frozenset[str] = frozenset()  # those that start nothing
         self.given: list[str] | None = None  # names of what the function around is given
         self.calls, self.depth, self.defining = 0, 0, ""
         self.broken = False  # a loop through arguments that ends
         self.budget = Budget(MOST_SCRIPT * 2, "text of its loops")
 
     def written(self, tree: Body) -> str:
-        self.functions = called_functions(tree)
+        self.functions, self.quiet = called_functions(tree), quiet_functions(tree)
         self.body(tree)
         return "".join(piece for piece, of_list in self.made if of_list not in self.used or not of_list)
 
@@ -365,7 +367,7 @@ class ScriptWalk:
     def loop(self, node: Loop) -> None:
         if node.at in self.without:
             return
-        if goes_through_arguments(node, self.text):
+        if goes_through_arguments(node, self.text, self.quiet):
             if self.given is not None:
                 self.through_arguments(node)
                 return
