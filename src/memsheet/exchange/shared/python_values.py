@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from memsheet.exchange.shared.file_format import KEYWORDS, UNSET
+from memsheet.exchange.shared.function_commands import (
+    decorated_defaults,
+    given_by_command,
+    option_default,
+)
 from memsheet.exchange.shared.plain_values import (
     compare_values,
     concatenate_text,
@@ -447,9 +452,16 @@ def default_parameter_values(
         *zip(arguments, defaults, strict=True),
         *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True),
     ]
+    decorated = decorated_defaults(function)
+    usual = {held.arg: decorated.get(held.arg, option_default(default)) for held, default in pairs}
+    told = given_by_command(module, function)
     return {
-        held.arg: evaluate_expression(module, default, given, depth) if default is not None else UNSET
-        for held, default in pairs
+        name: told[name]
+        if name in told
+        else evaluate_expression(module, default, given, depth)
+        if default is not None
+        else UNSET
+        for name, default in usual.items()
     }
 
 
