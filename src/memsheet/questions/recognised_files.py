@@ -82,13 +82,19 @@ def recognise_files(
         if told and named and not given and own is not None:
             own, launcher = _as_described(name, own, text, scripts)
             reads |= launcher
-        silent = told or given or (own and not named)
+        asks = own is not None and name.endswith(NOTEBOOK) and own.request.get("task") == "infer"
+        silent = not asks and (told or given or (own and not named))
         said = text if shell else "" if silent else _told_command(name, text)
         further, unread = (
             _launched_files(name, said, own if shell else None, scripts)
             if said and not is_long_script(text)
             else ({}, ())
         )
+        if (
+            asks and own is not None
+        ):  # what a notebook's cells train is its job, and what they ask later is not
+            trains = any(read.request.get("task") == "train" for read in further.values())
+            own, further = (None, further) if trains else (own, {})
         if said and named:
             further = {at: replace(read, assumed=(*read.assumed, DESCRIBED)) for at, read in further.items()}
             own = None if further else own  # whose flags they are
