@@ -349,8 +349,8 @@ BESIDE = frozenset({
 
 
 DATA_SETS = frozenset({"dataset_name", "datasets", "dataset_mixture", "dataset_mixer", "trl_config"})
-"""How a recipe says its data, without which TRL's own scripts do nothing (trl/scripts/utils.py: ScriptArguments,
-DatasetMixtureConfig; scripts/sft.py), and which another's script that loads the file may know by itself.
+"""How a recipe says its data, without which TRL's own scripts do nothing (trl/scripts/utils.py:
+ScriptArguments, DatasetMixtureConfig; scripts/sft.py), and which a script of one's own may know by itself.
 """
 
 

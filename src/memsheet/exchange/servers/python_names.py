@@ -362,9 +362,11 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
             return Instance(fields) if isinstance(fields, Fields) else OPEN
         case ast.Call(func=ast.Attribute(attr=attr), args=[first, *_]) if attr in NAMED_BY:
             return expression_value(first, known, depth + 1)
-        case ast.Call(func=ast.Attribute(value=holder, attr="lower" | "strip" as named), args=[], keywords=[]):
+        case ast.Call(
+            func=ast.Attribute(value=holder, attr="lower" | "strip" as change), args=[], keywords=[]
+        ):
             text = expression_value(holder, known, depth + 1)
-            return getattr(text, named)() if isinstance(text, str) else OPEN
+            return getattr(text, change)() if isinstance(text, str) else OPEN
         case ast.Call(func=ast.Name(id="HfArgumentParser"), args=[only]):
             named = only.elts if isinstance(only, ast.Tuple | ast.List) else [only]
             classes = [known.get(one.id) if isinstance(one, ast.Name) else None for one in named]

@@ -1,5 +1,5 @@
-"""Command lines that are made of a function's parameters: Fire, jsonargparse and tyro of their defaults, Typer
-of options that stand in their place, Click of decorators. Text in, values out: nothing is run.
+"""Command lines that are made of a function's parameters: Fire, jsonargparse and tyro of their defaults,
+Typer of options that stand in their place, Click of decorators. Text in, values out: nothing is run.
 """
 
 from __future__ import annotations

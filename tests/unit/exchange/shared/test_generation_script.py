@@ -101,7 +101,10 @@ def test_open_batches_have_no_most(tmp_path: Path) -> None:
     assert verdict.no_most
 
 
-FORWARD = 'x = tok("a", return_tensors="pt", max_length=512, truncation=True)\nwith torch.no_grad():\n    y = model(**x)\n'
+FORWARD = (
+    'x = tok("a", return_tensors="pt", max_length=512, truncation=True)\n'
+    "with torch.no_grad():\n    y = model(**x)\n"
+)
 
 
 def test_a_forward_pass_that_is_called_itself_is_a_prompt_and_never_sure(tmp_path: Path) -> None:

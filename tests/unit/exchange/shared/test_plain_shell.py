@@ -60,7 +60,8 @@ def test_the_words_of_a_command_are_the_shells(name: str) -> None:
 
 
 def test_a_loop_through_arguments_that_starts_something_by_a_function_is_no_loop_of_defaults() -> None:
-    text = 'B=2\ngo() {\n run --b $1\n}\nwhile [ $# -gt 0 ]; do\n case "$1" in\n  -b) go 4 ;;\n esac\n shift\ndone\n'
+    loop = 'while [ $# -gt 0 ]; do\n case "$1" in\n  -b) go 4 ;;\n esac\n shift\ndone\n'
+    text = "B=2\ngo() {\n run --b $1\n}\n" + loop
     assert ["--b", "4"] in [words_of(one.text) for one in plain_scripts(text)]
 
 
