@@ -14,7 +14,13 @@ from memsheet.exchange import NAMES, Parser, find_format, flatten_tree, read_tex
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
-from memsheet.exchange.shared.launched_script import ACCELERATE, TRL, described_launches, first_script_launch
+from memsheet.exchange.shared.launched_script import (
+    ACCELERATE,
+    TRL,
+    described_launches,
+    first_script_launch,
+    values_given,
+)
 from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values, launched_reads
 from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.notebook import NOTEBOOK, notebook_commands
@@ -276,7 +282,7 @@ def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]
     started = (first_script_launch(text) for text in shells) if name.endswith(".py") else ()
     return next(
         (
-            found.arguments
+            values_given(found, texts.get(name, ""))
             for found in started
             if found is not None and Path(found.script).name == Path(name).name
         ),

@@ -30,6 +30,7 @@ from memsheet.exchange.shared.launched_script import (
     TRL,
     Launch,
     script_launches,
+    values_given,
 )
 from memsheet.exchange.shared.loop_places import LOOP
 from memsheet.exchange.shared.read_only_rows import positive_count
@@ -266,7 +267,7 @@ def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     """
     form = find_format("transformers")
     try:
-        said = form.started(text, found.arguments) if text and form.started else {}
+        said = form.started(text, values_given(found, text)) if text and form.started else {}
     except (ValueError, TooMuchError):
         return {}
     if not said:

@@ -445,3 +445,37 @@ def test_a_flag_of_size_that_a_text_has_no_use_for_leaves_a_verdict_open(flag: s
         (tmp_path / "run.sh").write_text(f"torchrun --nproc-per-node 8 train.py {given}\n")
         results.append(check(tmp_path / "run.sh", gpus=EIGHT, seq_len=512).result)
     assert [one and one.value for one in results] == ["fits", "uncertain"]
+
+
+READS_ENVIRONMENT = COMMAND_HEAD + (
+    "import os\nbase_model = os.environ.get('WHICH_MODEL', 'Qwen/Qwen2.5-0.5B')\n"
+    "micro_batch = int(os.getenv('ROWS', '4'))\n"
+) + COMMAND_BODY.replace("\n    ", "\n")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "export WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2\ntorchrun --nproc-per-node 8 train.py\n",
+        "WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2 torchrun --nproc-per-node 8 train.py\n",
+        "nohup env WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2 torchrun --nproc-per-node 8 train.py &\n",
+        "M=Qwen/Qwen2.5-7B\nexport WHICH_MODEL=${OTHER:-$M}\nexport ROWS=2\ntorchrun --nproc-per-node 8 train.py\n",
+    ],
+)
+def test_variables_of_the_environment_stand_over_a_scripts_defaults(start: str, tmp_path: Path) -> None:
+    """The sheet was of the default, and sure of it."""
+    (tmp_path / "train.py").write_text(READS_ENVIRONMENT)
+    (tmp_path / "run.sh").write_text(start)
+    for files in ((tmp_path / "run.sh",), (tmp_path / "run.sh", tmp_path / "train.py")):
+        found = check(*files, gpus=EIGHT, seq_len=512)
+        assert found.answer is not None, found.why_not
+        assert (found.answer.model.name, found.answer.plan.workload.microbatch) == ("qwen2.5-7b", 2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("start", ["WHICH_MODEL=Qwen/Qwen2.5-7B\n", "export OTHER=Qwen/Qwen2.5-7B\n"])
+def test_variables_that_a_start_does_not_hand_on_change_nothing(start: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(READS_ENVIRONMENT)
+    (tmp_path / "run.sh").write_text(f"{start}torchrun --nproc-per-node 8 train.py\n")
+    found = check(tmp_path / "run.sh", gpus=EIGHT, seq_len=512)
+    assert found.answer is not None, found.why_not
+    assert (found.answer.model.name, found.answer.plan.workload.microbatch) == ("qwen2.5-0.5b", 4)  # type: ignore[union-attr]
