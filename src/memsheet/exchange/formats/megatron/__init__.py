@@ -125,7 +125,7 @@ def _recompute_num_layers(asked: Values) -> Any:
 
 DEALT_MUON = "dist_muon"
 """Muon with matrices dealt to ranks, by its older name (d98e8a6 training/arguments.py:1727)."""
-OF_OLDER = "--checkpoint-activations"
+OF_OLDER, OLDER = "--checkpoint-activations", "$.older"
 """Layers run forward twice, to Megatron-DeepSpeed and to releases before core's, which stops at it."""
 SHARDS, SHARDED_MUON = "--use-distributed-optimizer", "$.muon"
 
@@ -407,7 +407,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "--padded-vocab-size": (), "--empty-unused-memory-level": (0,), "--mtp-num-layers": (0,), "--hierarchical-context-parallel-sizes": (),
     "--heterogeneous-layers-config-path": (), "--spec": (), "--yaml-cfg": (), "--ddp-bucket-size": (),
     "--ddp-num-buckets": (), "--kitchen-config-file": (), "--kitchen-recipe-number": (), "--model-parallel-size": (), "--batch-size": (),
-    OF_OLDER: (False,), "--moe-extended-tp": (False,), "--use-checkpoint-args": (False,),
+    OLDER: (), "--moe-extended-tp": (False,), "--use-checkpoint-args": (False,),
     "--use-mp-args-from-checkpoint-args": (False,), **{f"--megatron-fsdp-{name}-dtype": ("auto", "fp32") for name in ("main-grads", "grad-comm", "main-params")}, VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (), graphs.ALONE: (), SHARDED_MUON: (),
 }  # fmt: skip
 
@@ -417,7 +417,7 @@ def _taken_or_open(values: Values) -> Mapping[str, Any]:
     exchange = {GATHERING: f"{GATHERED} (the sheet is of {EXCHANGED})"} if gathers else {}
     return {
         **exchange,
-        OF_OLDER: values.get(OF_OLDER),
+        **({OLDER: f"{OF_OLDER}, at which core stops"} if values.get(OF_OLDER) is True else {}),
         **graphs.scope_alone(values),
         **_muon_with_shards(values),
         **left_open_sizes(values),
