@@ -99,7 +99,10 @@ def recognise_files(
         if (
             asks and own is not None
         ):  # what a notebook's cells train is its job, and what they ask later is not
-            trains = any(read.request.get("task") == "train" for read in further.values())
+            trains = any(
+                read.request.get("task") == "train" and read.request.get("@model")
+                for read in further.values()
+            )
             own, further = (None, further) if trains else (own, {})
         if said and named:
             further = {at: replace(read, assumed=(*read.assumed, DESCRIBED)) for at, read in further.items()}

@@ -118,20 +118,25 @@ def test_another_method_of_trl_is_read_and_told(
     assert found["starts"]
 
 
-def test_what_a_notebooks_commands_train_is_its_job_and_not_what_it_asks_afterwards(tmp_path: Path) -> None:
-    cells = (
-        (
-            "!torchrun --nproc-per-node 8 finetune.py --model_name_or_path Qwen/Qwen2.5-0.5B --bf16 True "
-            "--per_device_train_batch_size 1 --model_max_length 512 --num_train_epochs 1"
-        ),
-        (
-            "from transformers import AutoModelForCausalLM\n"
-            "model = AutoModelForCausalLM.from_pretrained('output')\nmodel.generate(**x)"
-        ),
-    )
-    book = {"nbformat": 4, "cells": [{"cell_type": "code", "source": one, "outputs": []} for one in cells]}
-    (tmp_path / "tune.ipynb").write_text(json.dumps(book))
+TRAINS = (
+    "!torchrun --nproc-per-node 8 finetune.py --model_name_or_path Qwen/Qwen2.5-0.5B --bf16 True "
+    "--per_device_train_batch_size 1 --model_max_length 512 --num_train_epochs 1"
+)
+ASKS = (
+    "from transformers import AutoModelForCausalLM\n"
+    "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-7B')\nmodel.generate(**x)"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "model"), [(TRAINS, "qwen2.5-0.5b"), ("!accelerate launch train.py", "qwen2.5-7b")]
+)
+def test_what_a_notebooks_commands_train_is_its_job_and_not_what_it_asks_afterwards(
+    command: str, model: str, tmp_path: Path
+) -> None:
+    """A command that says nothing of its model leaves what is asked."""
+    cells = [{"cell_type": "code", "source": one, "outputs": []} for one in (command, ASKS)]
+    (tmp_path / "tune.ipynb").write_text(json.dumps({"nbformat": 4, "cells": cells}))
     found = check(tmp_path / "tune.ipynb", gpus="8xA100-80GB")
     assert found.answer is not None, found.why_not
-    assert found.answer.model.name == "qwen2.5-0.5b"
-    assert found.answer.plan.workload.microbatch == 1  # type: ignore[union-attr]
+    assert found.answer.model.name == model
