@@ -483,3 +483,20 @@ def test_a_script_that_says_no_batch_of_a_training_is_none(text: str, tmp_path: 
     (tmp_path / "run.py").write_text(text)
     with pytest.raises(InputError, match="not recognised"):
         memsheet.check(tmp_path / "run.py", gpus="1xH100-80GB")
+
+
+def test_a_size_that_is_a_group_and_a_key_is_one_word(tmp_path: Path) -> None:
+    own = {
+        "model": {"base_model": "Qwen/Qwen2.5-0.5B"},
+        "training": {
+            "lora": {"rank": 8}, "epochs": 3, "optimization": {"learning_rate": 1e-4},
+            "batch": {"size": 2, "gradient_accumulation_steps": 4}, "sequence": {"length": 512},
+        },
+    }  # fmt: skip
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    found = memsheet.check(tmp_path / "own.json", gpus="1xH100-80GB")
+    assert found.answer is not None, found.why_not
+    plan = found.answer.plan
+    assert (plan.workload.microbatch, plan.workload.seq_len) == (2, 512)  # type: ignore[union-attr]
+    assert plan.adapter is not None
+    assert (plan.adapter.rank, found.result) == (8, Result.UNCERTAIN)
