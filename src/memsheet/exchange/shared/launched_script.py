@@ -111,8 +111,8 @@ COUNTED_BY = {PYTHON: "nproc_per_node", ACCELERATE: "num_processes", DEEPSPEED: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One start of a script. ``flags``: the launcher's; ``arguments``: the script's; ``environment``: variables
-    that are exported before it or stand before its command, as name and value.
+    """One start of a script. ``flags``: the launcher's; ``arguments``: the script's; ``environment``:
+    variables that are exported before it or stand before its command, as name and value.
     """
 
     launcher: str

@@ -459,7 +459,7 @@ READS_ENVIRONMENT = COMMAND_HEAD + (
         "export WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2\ntorchrun --nproc-per-node 8 train.py\n",
         "WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2 torchrun --nproc-per-node 8 train.py\n",
         "nohup env WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2 torchrun --nproc-per-node 8 train.py &\n",
-        "M=Qwen/Qwen2.5-7B\nexport WHICH_MODEL=${OTHER:-$M}\nexport ROWS=2\ntorchrun --nproc-per-node 8 train.py\n",
+        "M=Qwen/Qwen2.5-7B\nexport WHICH_MODEL=${OTHER:-$M} ROWS=2\ntorchrun --nproc-per-node 8 train.py\n",
     ],
 )
 def test_variables_of_the_environment_stand_over_a_scripts_defaults(start: str, tmp_path: Path) -> None:
