@@ -439,13 +439,14 @@ class ScriptWalk:
                 self.keep(f"\n{text}\n")
             return
         began = len(self.made)
+        lead = "export " if first.text == "export" else ""  # of what started programs have, too
         for token in rest:
-            self.assign(token)
-        if len(rest) == 1 and rest[0].kind == WORD and self.made[began:] == [(f"{rest[0].text}\n", "")]:
+            self.assign(token, lead)
+        if len(rest) == 1 and rest[0].kind == WORD and self.made[began:] == [(f"{lead}{rest[0].text}\n", "")]:
             self.made[began:] = [(self.text[node.at : node.end], "")]
 
-    def assign(self, token: Token) -> None:
-        """One name's value, as the readers of commands know it."""
+    def assign(self, token: Token, lead: str = "") -> None:
+        """One name's value, as the readers of commands know it. ``lead``: the word that hands it on."""
         if token.kind == LIST:
             self.assign_list(token)
             return
@@ -477,7 +478,7 @@ class ScriptWalk:
             self.names.texts[name] = text
             self.names.lists.pop(name, None)
             value = shlex.quote(text) if text is not None and "$((" in value and ":-" not in value else value
-        self.keep(f"{name}={value}\n")
+        self.keep(f"{lead}{name}={value}\n")
 
     def assign_list(self, token: Token) -> None:
         name, more = token.text.removesuffix("+"), token.text.endswith("+")
