@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
-from memsheet.exchange.shared.python_module import Module, attribute_path
+from memsheet.exchange.shared.python_module import Module, attribute_path, call_sites
 
 MAKERS = ("Fire", "CLI", "auto_cli")
 """Calls that make a command of a function (google/python-fire fire/core.py; omni-us/jsonargparse _cli.py)."""
@@ -25,14 +26,18 @@ def is_command(module: Module, function: Function) -> bool:
     """
     if any(path[-1:] and path[-1] in COMMANDS for path in map(_decorator_path, function.decorator_list)):
         return True
-    for node, path, _ in module.sites:
-        if path[-1] in MAKERS or path[-2:] in MAKERS_BY_MODULE:
-            first = node.args[0] if node.args else None
-            if not isinstance(first, ast.Name) or first.id not in module.functions:
-                return True
-            if first.id == function.name:
-                return True
-    return False
+    made = _made_commands(module.tree)
+    return function.name in made or any(name not in module.functions for name in made)
+
+
+@lru_cache(maxsize=2)
+def _made_commands(tree: ast.Module) -> frozenset[str]:
+    """Names that a file makes commands of; an empty one for what is no name."""
+    return frozenset(
+        node.args[0].id if node.args and isinstance(node.args[0], ast.Name) else ""
+        for node, path, _ in call_sites(tree)
+        if path[-1] in MAKERS or path[-2:] in MAKERS_BY_MODULE
+    )
 
 
 def given_by_command(module: Module, function: Function) -> dict[str, Any]:
