@@ -20,19 +20,20 @@ from memsheet.exchange.shared.file_format import AUTO, MORE, Format, Read, Value
 from memsheet.exchange.shared.named_server import NamedServer, joined_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
-from memsheet.exchange.shared.script_places import BY_NAMES, UNSAID
+from memsheet.exchange.shared.script_places import BY_NAMES, NOTEBOOK, UNSAID
 from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS, starts_servers_alone, unread_servers
 from memsheet.frozen import replace
 from memsheet.guard.budget import MOST_LINES, MOST_SCRIPT, TooMuchError, is_long_script
+from memsheet.guard.toml import parse_toml
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
     from memsheet.exchange.servers.swift_commands import swift_servers
+    from memsheet.exchange.shared.script_settings import script_settings
     from memsheet.exchange.shared.tracked_runs import tracked_values
     from memsheet.guard.toml import parse_toml
-
 
 NAMES = (
     "deepspeed",
@@ -361,6 +362,8 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
             return read
     if isinstance(why, Mapping) and (read := _read_by_groups(why)):
         return read
+    if name.endswith((".py", NOTEBOOK)) and (read := _read_by_groups(script_settings(text), OF_SCRIPTS)):
+        return read
     told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
     large = next((str(one) for one in (*refused, *held.values()) if isinstance(one, TooMuchError)), "")
     reason = str(why).splitlines()[0] if told else large
@@ -379,6 +382,8 @@ def _readings(form: Format, text: str, data_of: Callable[[str], Any]) -> Iterato
         yield _parse_embedded_script(form, text)
 
 
+OF_SCRIPTS = ("transformers",)
+"""Formats in whose names scripts say what another file of theirs trains with."""
 OF_OWN_KEYS = ("trl", "transformers")
 """Formats whose keys people write in TOML, too, for scripts of their own."""
 
@@ -400,9 +405,9 @@ def _read_own_keys(tree: Mapping[str, Any]) -> Read | None:
     return None
 
 
-def _read_by_groups(tree: Mapping[str, Any]) -> Read | None:
+def _read_by_groups(tree: Mapping[str, Any], names: Iterable[str] = NAMES) -> Read | None:
     """A file that no key at its top tells, by what its groups hold."""
-    for form in map(find_format, NAMES):
+    for form in map(find_format, names):
         if form.by_groups is not None and (values := form.by_groups(tree)):
             return read_format_values(form, dict(flatten_tree(values, whole=form.whole)))
     return None

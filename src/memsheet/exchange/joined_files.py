@@ -308,6 +308,12 @@ def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
     ]
     if own.form.name == ACCELERATE and any(map(wraps_by_itself, reads.values())):
         return {key: held for key, held in own.request.items() if key.startswith("@") or key == "task"}
+    if own.form.beside_engine and any(other.form.keeps_engine for other in reads.values()):
+        return {key: held for key, held in own.request.items() if key != "engine"}
+    if own.form.keeps_engine:
+        divides = [other for other in reads.values() if other.form.beside_engine]
+        widths = {key for other in divides for key in other.request if key.startswith("precision.")}
+        return {key: held for key, held in own.request.items() if key not in widths}
     if not own.form.stored or not others:
         return own.request
     mixed = own.request.get("precision.compute") if MIXED in own.request else None

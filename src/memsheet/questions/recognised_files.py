@@ -14,7 +14,13 @@ from memsheet.exchange import NAMES, Parser, find_format, flatten_tree, read_tex
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
-from memsheet.exchange.shared.launched_script import ACCELERATE, TRL, described_launches, first_script_launch
+from memsheet.exchange.shared.launched_script import (
+    ACCELERATE,
+    TRL,
+    described_launches,
+    first_script_launch,
+    values_given,
+)
 from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values, launched_reads
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
@@ -81,13 +87,22 @@ def recognise_files(
         if told and named and not given and own is not None:
             own, launcher = _as_described(name, own, text, scripts)
             reads |= launcher
-        silent = told or given or (own and not named)
+        asks = own is not None and name.endswith(NOTEBOOK) and own.request.get("task") == "infer"
+        silent = not asks and (told or given or (own and not named))
         said = text if shell else "" if silent else _told_command(name, text)
         further, unread = (
             _launched_files(name, said, own if shell else None, scripts)
             if said and not is_long_script(text)
             else ({}, ())
         )
+        if (
+            asks and own is not None
+        ):  # what a notebook's cells train is its job, and what they ask later is not
+            trains = any(
+                read.request.get("task") == "train" and read.request.get("@model")
+                for read in further.values()
+            )
+            own, further = (None, further) if trains else (own, {})
         if said and named:
             further = {at: replace(read, assumed=(*read.assumed, DESCRIBED)) for at, read in further.items()}
             own = None if further else own  # whose flags they are
@@ -269,7 +284,7 @@ def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]
     started = (first_script_launch(text) for text in shells) if name.endswith(".py") else ()
     return next(
         (
-            found.arguments
+            values_given(found, texts.get(name, ""))
             for found in started
             if found is not None and Path(found.script).name == Path(name).name
         ),

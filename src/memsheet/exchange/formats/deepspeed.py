@@ -205,7 +205,7 @@ KEYS = (
 )  # fmt: skip
 
 FORMAT = Format(
-    name="deepspeed", file="ds_config.json", kind="json", tested=VERSION, engines=("deepspeed",), keys=KEYS, said={"engine": "deepspeed"},
+    name="deepspeed", file="ds_config.json", kind="json", tested=VERSION, engines=("deepspeed",), keys=KEYS, said={"engine": "deepspeed"}, beside_engine=True,
     fixed=_zero_bucket_sizes, problems=_deepspeed_plan_problems, moves=_bucket_size_moves, rename=lambda at: BARE.get(at, at), absent=_zenflow_group,
     weighed=frozenset(f"{Z}.{name}" for name in (
         "reduce_bucket_size", "overlap_comm", "zero_quantized_weights", "zero_quantized_gradients", "stage3_prefetch_bucket_size", "stage3_max_live_parameters",

@@ -18,7 +18,14 @@ from memsheet.exchange.shared.lightning_settings import lightning_settings
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, OTHER_STRATEGY
 from memsheet.exchange.shared.loop_commands import BY_NAMES
 from memsheet.exchange.shared.loop_places import DRIVER
-from memsheet.exchange.shared.loop_script import DIVIDED, FED, MESH, SEQUENCE, loop_values
+from memsheet.exchange.shared.loop_script import (
+    DIVIDED,
+    FED,
+    MESH,
+    SEQUENCE,
+    WHOLE_OUTPUTS,
+    loop_values,
+)
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
 from memsheet.exchange.shared.prepared_base import prepared_precision
 from memsheet.exchange.shared.python_module import argument_remarks
@@ -191,10 +198,23 @@ KEYS = (
 )  # fmt: skip
 
 
+TWICE_FP32 = 8
+
+
 def _loop_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """What the configuration inside moves, and what preparing a quantized model casts."""
     yield from inside_moves(DEEPSPEED)(values, asked)
     yield from further_moves(SCRIPT, values, asked)
+    length, rows = values.get(f"{LOOP}.length"), values.get(f"{LOOP}.batch", 1)
+    if (
+        values.get(f"{SCRIPT}.{OWN_CODE}") == WHOLE_OUTPUTS
+        and isinstance(length, int)
+        and isinstance(rows, int)
+    ):
+        why = "outputs of every token, in the model's dtype or fp32, and once more where a script casts them"
+        yield Moved(
+            at="logits", why=why, low_bytes=0, high_bytes=rows * length * asked["@vocab"] * TWICE_FP32
+        )
     replicated = values.get(f"{LOOP}.wrap") == DATA_PARALLEL or values.get(f"{LOOP}.{DATA_PARALLEL}") is True
     if replicated and not _generates(values):
         yield from gathered_moves(asked, own_loop=True)

@@ -348,6 +348,20 @@ BESIDE = frozenset({
 """What ranks, the launcher and DeepSpeed's own file say, and dtypes that follow from those that are said."""
 
 
+DATA_SETS = frozenset({"dataset_name", "datasets", "dataset_mixture", "dataset_mixer", "trl_config"})
+"""How a recipe says its data, without which TRL's own scripts do nothing (trl/scripts/utils.py:
+ScriptArguments, DatasetMixtureConfig; scripts/sft.py), and which a script of one's own may know by itself.
+"""
+
+
+def _is_for_trl(values: Values) -> bool:
+    """Whether TRL's scripts read a recipe: all of its keys are theirs, and it says its data, or a command
+    gives it to one.
+    """
+    named = PROGRAM in values or any(at.partition(".")[0] in DATA_SETS for at in values)
+    return named and keys_of_one_program(FORMAT, values)
+
+
 FORMAT: Format = Format(
     name="trl", gradient_sync="last", file="recipe.yaml", kind="yaml", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=_required_recipe_keys, problems=cast_by_deepspeed, said={"task": "train"}, rename=_rename_trl_key,
     marks=frozenset({
@@ -357,7 +371,7 @@ FORMAT: Format = Format(
     needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
     differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
     notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
-    program_known=lambda values: keys_of_one_program(FORMAT, values), strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know
+    program_known=_is_for_trl, strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know
     unmodelled={
         **{at: harmless for at, harmless in TRANSFORMERS.unmodelled.items() if not at.startswith(f"{SCRIPT}.")}, METHOD: (SUPERVISED,), "loss": (),
         "dataset_kwargs.skip_prepare_dataset": (False,), f"{SCRIPT}.{OWN_SCRIPT}": (), f"{SCRIPT}.{OWN_TRAINER}": (), "activation_offloading": (False,), "lora_target_parameters": (), "bnb_4bit_quant_storage": (), "model_init_kwargs": (),

@@ -24,10 +24,14 @@ def _data_ranks(case: Case) -> int:
     return int(mesh.data_parallel) if mesh else 0
 
 
+DIVIDES = ("--use-megatron-fsdp", "--use-torch-fsdp2", "--deepspeed")
+"""What else divides states, or leaves it to a file of its own, than the distributed optimizer."""
+
+
 def _whole_states(case: Case) -> Iterator[Found]:
     """Muon has a name of its own with its matrices dealt to ranks, which every release that has it takes."""
     for name, values in _megatron_scripts(case):
-        own = any(values.get(at) for at in (SHARDS, "--use-megatron-fsdp", "--use-torch-fsdp2"))
+        own = any(values.get(at) for at in (SHARDS, *DIVIDES))
         if not own and values.get("--optimizer") != DEALT_MUON and _data_ranks(case) > 1:
             muon = values.get("--optimizer") == "muon"
             yield Found(

@@ -205,6 +205,9 @@ def known_constants(nodes: Sequence[ast.AST], flags: Mapping[str, Any]) -> dict[
     for node in nodes:
         if isinstance(node, ast.ClassDef) and _is_dataclass(node):
             found[node.name] = _fields_of(node, found)
+        if isinstance(node, ast.ClassDef):
+            for at, value in _class_values(node, found):
+                found[at] = value if found.get(at, value) == value else OPEN
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             for name, value in _unpacked_values(node.targets[0], expression_value(node.value, found)):
                 found[name] = value if found.get(name, value) == value else OPEN
@@ -227,14 +230,38 @@ def known_constants(nodes: Sequence[ast.AST], flags: Mapping[str, Any]) -> dict[
             case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()):
                 if isinstance(held := found.get(name), Instance):
                     found[name] = Instance({**held, attr: OPEN})
+                if f"{name}.{attr}" in found and f"{name}.{attr}" not in flags:
+                    found[f"{name}.{attr}"] = OPEN
     changed = {name for node in nodes for name in _changed_names(node)}
     return {
         at: OPEN if at in changed and isinstance(held, Mapping | list) else held for at, held in found.items()
     }
 
 
+def _class_values(node: ast.ClassDef, known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a class gives names of its own, by the place at which its methods read them (``self.model``)."""
+    for one in node.body:
+        target = one.targets[0] if isinstance(one, ast.Assign) else getattr(one, "target", None)
+        if isinstance(one, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and one.value:
+            yield f"self.{target.id}", _default_of_field(one.value, known)
+
+
+FIELDS = ("field", "Field", "parameter")
+"""Calls that say what a field is where nobody gives it (dataclasses; pydantic fields.py; modal cls.py)."""
+MODELS = (["BaseModel"], ["BaseSettings"], ["NamedTuple"])
+HOLDERS = ("use_arguments",)
+"""What makes an object of a class of arguments of what a command gives (bentoml _internal/utils/args.py)."""
+NAMED_BY = ("HuggingFaceModel",)
+"""What stands for the model that it is given (bentoml _internal/bento/… models/huggingface.py)."""
+
+
 def _is_dataclass(node: ast.ClassDef) -> bool:
-    """Whether a class stands under ``@dataclass``, called or not, and is made of no other."""
+    """Whether a class stands under ``@dataclass``, called or not, and is made of no other, or is one of
+    pydantic's.
+    """
+    bases = [attribute_path(one)[-1:] for one in node.bases]
+    if bases and all(base in MODELS for base in bases):
+        return True
     marks = (one.func if isinstance(one, ast.Call) else one for one in node.decorator_list)
     return not node.bases and any(
         isinstance(one, ast.Name | ast.Attribute) and attribute_path(one)[-1:] == ["dataclass"]
@@ -252,8 +279,9 @@ def _fields_of(node: ast.ClassDef, known: Mapping[str, Any]) -> Fields:
 
 
 def _default_of_field(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    if isinstance(node, ast.Call) and attribute_path(node.func)[-1:] == ["field"]:
-        return call_keywords(node, known).get("default", OPEN)
+    if isinstance(node, ast.Call) and (attribute_path(node.func) or [""])[-1] in FIELDS:
+        first = expression_value(node.args[0], known) if node.args else OPEN
+        return call_keywords(node, known).get("default", OPEN if first is ... else first)
     return expression_value(node, known)
 
 
@@ -329,6 +357,16 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
             return _held_at(whole, expression_value(place, known, depth + 1))
         case ast.Call(func=ast.Name(id=name)) if isinstance(known.get(name), Fields):
             return _made_instance(node, known[name], known, depth + 1)
+        case ast.Call(func=ast.Attribute(attr=attr), args=[only]) if attr in HOLDERS:
+            fields = known.get(only.id) if isinstance(only, ast.Name) else None
+            return Instance(fields) if isinstance(fields, Fields) else OPEN
+        case ast.Call(func=ast.Attribute(attr=attr), args=[first, *_]) if attr in NAMED_BY:
+            return expression_value(first, known, depth + 1)
+        case ast.Call(
+            func=ast.Attribute(value=holder, attr="lower" | "strip" as change), args=[], keywords=[]
+        ):
+            text = expression_value(holder, known, depth + 1)
+            return getattr(text, change)() if isinstance(text, str) else OPEN
         case ast.Call(func=ast.Name(id="HfArgumentParser"), args=[only]):
             named = only.elts if isinstance(only, ast.Tuple | ast.List) else [only]
             classes = [known.get(one.id) if isinstance(one, ast.Name) else None for one in named]

@@ -18,11 +18,19 @@ from memsheet.patterns import late_pattern
 LOADING, ENGINE = "model_loading_config", "engine_kwargs"
 _WORDS = late_pattern(r"^ *(?:- *)?[\"']?model_loading_config[\"']?\s*:", re.MULTILINE)
 DEEPEST = 12
+OF_SAMPLE = "MODEL_ID"
+VARIABLES = {
+    "TENSOR_PARALLELISM": "--tensor-parallel-size",
+    "PIPELINE_PARALLELISM": "--pipeline-parallel-size",
+}
+"""Variables by which KubeRay's sample of vLLM, and what is made of it, is told its engine's arguments
+(ray-project/kuberay 0438cd6 ray-operator/config/samples/vllm/serve.py, ray-service.vllm.yaml).
+"""
 
 
 def ray_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The models of a Serve configuration, or of a RayService that holds one; none of other texts."""
-    if not _WORDS.search(text):
+    if not _WORDS.search(text) and f"{OF_SAMPLE}:" not in text:
         return []
     found: list[NamedServer] = []
     for one in DOCUMENT_BREAK.split(text)[:MOST]:
@@ -31,7 +39,26 @@ def ray_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
             inner = _text_at(tree.get("spec"), "serveConfigV2")
             nested = tree_of(parse, name, inner) if inner else None
             found += [*llm_config_servers(tree), *(llm_config_servers(nested) if nested else ())]
+            found += _sample_servers(nested or tree)
     return found
+
+
+def _sample_servers(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
+    """Applications of somebody's own that vLLM serves, told their model by a variable; what else their text
+    gives the engine nobody says.
+    """
+    applications = tree.get("applications")
+    for one in applications if isinstance(applications, list) else ():
+        own = one if isinstance(one, Mapping) else {}
+        made = own.get("runtime_env")
+        told = made.get("env_vars") if isinstance(made, Mapping) else None
+        model = told.get(OF_SAMPLE) if isinstance(told, Mapping) else None
+        path = str(own.get("import_path") or "")
+        if isinstance(told, Mapping) and isinstance(model, str) and "vllm" in f"{path} {made}".lower():
+            given = [word for at, flag in VARIABLES.items() if at in told for word in (flag, str(told[at]))]
+            beside = (("import_path", f"{path}, whose text may give the engine more"),)
+            line = " ".join(map(shell_word, ["vllm", "serve", model, *given]))
+            yield NamedServer(str(own.get("name") or model), line, left_out=beside)
 
 
 def llm_config_servers(tree: Any, depth: int = 0) -> Iterator[NamedServer]:

@@ -226,6 +226,12 @@ class Format:
     shipped: Callable[[Values], Mapping[str, Any]] = (
         _no_values  # what a configuration says that the program ships and that is named here
     )
+    keeps_engine: bool = (
+        False  # whether its model code's engine runs what it starts, whatever divides states beside
+    )
+    beside_engine: bool = (
+        False  # whether it is a file that divides states for a program of another engine, too
+    )
     own_processes: bool = (
         False  # whether it starts as many processes as the file says, and leaves other cards
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import dropwhile, pairwise, takewhile
 from typing import Any
 
 from memsheet.exchange.shared.config_commands import (
@@ -24,8 +24,9 @@ from memsheet.exchange.shared.config_commands import (
     tune_command,
 )
 from memsheet.exchange.shared.evaluation_words import PLAIN, EvaluatedModel, model_arguments
+from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_switches import last_switch_index
-from memsheet.exchange.shared.script_places import ONE_PROCESS
+from memsheet.exchange.shared.script_places import OF_ENVIRONMENT, ONE_PROCESS
 from memsheet.exchange.shared.serve_script import (
     Variables,
     script_lines,
@@ -70,6 +71,9 @@ COMMAND_LINE = late_pattern(
     re.MULTILINE,
 )
 """How a line of prose begins that is a command."""
+VARIABLE = late_pattern(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+BEFORE_NAMES = ("env", "nohup", "exec", "time")
+"""Words before a command's own variables."""
 VISIBLE = late_pattern(r"(?:CUDA|HIP)_VISIBLE_DEVICES=([\w-]+(?:,[\w-]+)*),?")
 PARALLEL, COUNTS = ("mpirun", "mpiexec", "horovodrun"), ("-np", "-n", "--np", "--n")
 """Programs that start as many processes as a flag of theirs says (mpirun(1), horovod/runner/launch.py)."""
@@ -106,13 +110,16 @@ COUNTED_BY = {PYTHON: "nproc_per_node", ACCELERATE: "num_processes", DEEPSPEED: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One start of a script. ``flags``: the launcher's; ``arguments``: the script's."""
+    """One start of a script. ``flags``: the launcher's; ``arguments``: the script's; ``environment``:
+    variables that are exported before it or stand before its command, as name and value.
+    """
 
     launcher: str
     flags: Mapping[str, Any]
     script: str
     arguments: Mapping[str, Any]
     left: tuple[str, ...]  # words after the script that are no flags
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 def first_script_launch(text: str) -> Launch | None:
@@ -126,14 +133,43 @@ def script_launches(text: str) -> Iterator[Launch]:
     """
     outer: Mapping[str, Any] = {}
     exported: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
     for words in filled_commands(text):
+        environment |= dict(_variables(words[1:])) if words[:1] == ["export"] else {}
         exported = tuple(filter(VISIBLE.fullmatch, words[:MOST_NAMES])) if _only_names(words) else exported
         at = _wrapper_index(words)
         ends = -1 if at is None else words.index(WRAPPED) if WRAPPED in words else len(words)
         outer = outer if at is None else flags_of(words[at + 1 : ends])[0]
         found = _parse_launch_words([*exported, *(word.removeprefix(NEXT) for word in words[ends + 1 :])])
         if found is not None:
+            before = takewhile(VARIABLE.fullmatch, dropwhile(BEFORE_NAMES.__contains__, words))
+            own = {**environment, **dict(_variables(before))}
+            found = replace(found, environment=tuple(own.items()))
             yield replace(found, flags=_wrapped_flags(found, outer)) if outer else found
+
+
+def values_given(found: Launch, text: str) -> dict[str, Any]:
+    """What a start gives a script: its flags, and variables of the environment whose names its text holds."""
+    named = {
+        f"{OF_ENVIRONMENT}{name}": plain_or_unset(value)
+        for name, value in found.environment
+        if f'"{name}"' in text or f"'{name}'" in text
+    }
+    return {**found.arguments, **named}
+
+
+def _variable(word: str) -> tuple[str, str] | None:
+    told = VARIABLE.fullmatch(word)
+    return (told[1], told[2]) if told else None
+
+
+def _variables(words: Iterable[str]) -> Iterator[tuple[str, str]]:
+    return (told for word in words if (told := _variable(word)) is not None)
+
+
+def plain_or_unset(value: str) -> str:
+    """A variable's value; nobody's where a part of it is a variable that nobody set."""
+    return UNSET if "$" in value else value
 
 
 def described_launches(text: str, name: str) -> str:

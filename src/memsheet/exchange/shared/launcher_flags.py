@@ -29,8 +29,12 @@ from memsheet.exchange.shared.launched_script import (
     TRL,
     Launch,
     script_launches,
+    values_given,
 )
 from memsheet.exchange.shared.read_only_rows import positive_count
+from memsheet.exchange.shared.role_names import command_values, role_value, task_of_script
+from memsheet.exchange.shared.role_words import ROLES
+from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.script_defaults import NAMED_SETTINGS
 from memsheet.exchange.shared.script_places import (
     ABSENT,
@@ -271,7 +275,7 @@ def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     """
     form = find_format("transformers")
     try:
-        said = form.started(text, found.arguments) if text and form.started else {}
+        said = form.started(text, values_given(found, text)) if text and form.started else {}
     except (ValueError, TooMuchError):
         return {}
     if not said:
@@ -312,7 +316,9 @@ def _unread_own_flags(
     """
     given = found.arguments
     asked = [
-        at for at, held in given.items() if MOVES.search(at) and held not in OFF and not is_key(form, at)
+        at
+        for at, held in given.items()
+        if (MOVES.search(at) or at.lower() in OF_SIZE) and held not in OFF and not is_key(form, at)
     ]
     whole = read(found) if asked else {}
     if (
@@ -338,6 +344,8 @@ MOVES = late_pattern(
 )  # fmt: skip
 """In the names of flags of people's own that change what a training holds: adapters, frozen and quantized
 weights, shards, further models."""
+OF_SIZE = frozenset(name for role in ("model", "batch", "length") for name in ROLES[role])
+"""Names of flags by which the model is told, or how large a micro-batch of it is."""
 OF_ADAPTERS = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
 OFF = (False, None, "False", "false", "none", "None", 0, "no", "")
 MOST_ASKED = 8

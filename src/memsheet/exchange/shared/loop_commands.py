@@ -10,7 +10,7 @@ from typing import Any
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, TYPE
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
-from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch
+from memsheet.exchange.shared.launched_script import ACCELERATE, DEEPSPEED, TORCHRUN, Launch, values_given
 from memsheet.exchange.shared.lightning_trainer import OTHER_STRATEGY
 from memsheet.exchange.shared.loop_places import DRIVER, OWN_WRAPS
 from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
@@ -33,7 +33,7 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
     tells whether it trains.
     """
     try:
-        read = loop_values(text, found.arguments) if text else {}
+        read = loop_values(text, values_given(found, text)) if text else {}
     except ValueError:
         read = {}
     flags = command_values(found.arguments)

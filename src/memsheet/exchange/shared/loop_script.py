@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from memsheet.exchange.shared.built_models import OWN_CODE, built_model_keys
@@ -54,7 +55,7 @@ from memsheet.exchange.shared.script_places import (
     WHOLE,
 )
 from memsheet.exchange.shared.trainer_names import ARGUMENTS, LIGER, PREPARES, RECOMPUTE
-from memsheet.exchange.shared.trainer_script import generates_alone, unmade_key
+from memsheet.exchange.shared.trainer_script import calls_training, generates_alone, unmade_key
 from memsheet.exchange.shared.unsloth_loads import UNSLOTH_LOADS, unsloth_bits
 from memsheet.patterns import late_pattern
 
@@ -67,7 +68,12 @@ RUNS_OVER = late_pattern(r"\.(?:fit|train|train_model|run|start)\((?!\s*\))")
 """Calls that run something with what they are given: a loop of another file, where this one has none."""
 OTHER_LOOP = "the loop that it hands its optimizer and rows to, which another file has"
 OWN_GENERATION = "Unsloth's own layers and caches, with which the model generates"
-GENERATES = late_pattern(r"\.generate\(")
+GENERATES = late_pattern(r"\.(?:generate|chat)\(")
+FORWARD = late_pattern(r"\bno_grad\(|\binference_mode\(")
+"""What a script holds that asks a model for its outputs and keeps nothing of a backward pass."""
+OF_TOKENS = late_pattern(r"(?:CausalLM|LMHeadModel|ConditionalGeneration|ImageTextToText)\.from_pretrained$")
+"""Classes whose outputs are of every token's vocabulary."""
+WHOLE_OUTPUTS = "outputs of every token, which a forward pass that is called itself makes"
 OTHER_MODELS = late_pattern(
     r"(?:Peft|Reward|Value|Critic|Ref\w*|Teacher|Vision|CLIP|Embedding)Model\.from_pretrained$"
 )
@@ -98,7 +104,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     steps = stepped or handed
     if (
         not any(one in text for one in ("from_pretrained", "transformers"))
-        or not (steps or GENERATES.search(text) or makes_pipeline(text))
+        or not (steps or GENERATES.search(text) or FORWARD.search(text) or makes_pipeline(text))
         or (steps and any(one in text for one in ARGUMENTS))
     ):
         return {}
@@ -108,8 +114,11 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     load, others = model_loads(module) if steps else (None, {})
     if load is None or OTHER_MODELS.search(load[WHOLE]):
         load = next(_model_loads(module), None)
-    load = load or next(pipeline_loads(module) if not steps else iter(()), None)
-    load = load or next(unsloth_loads(module) if not steps else iter(()), None)
+    asked = steps or GENERATES.search(text) or makes_pipeline(text)
+    if not asked and (load is None or not OF_TOKENS.search(load[WHOLE]) or calls_training(module)):
+        return {}
+    others_load = chain(pipeline_loads(module), unsloth_loads(module))
+    load = load or next(others_load if not steps else iter(()), None)
     built = built_model_keys(module) if load is None else {}
     elsewhere = _elsewhere_loaded(module, text) if steps and load is None else None
     load = load or elsewhere or ({LINE: 1} if built else None)
@@ -127,8 +136,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     said |= frozen_key(module) if steps and not ADAPTED & said.keys() else {}
     if any(named_calls(module, ASKS_BF16)):
         said[ASKS_CARD] = True
-    if handed:
-        said[OWN_CODE] = OTHER_LOOP
+    said |= {OWN_CODE: OTHER_LOOP} if handed else {} if asked else {OWN_CODE: WHOLE_OUTPUTS}
     if UNSLOTH_LOADS.search(str(load.get(WHOLE, ""))):
         said |= {**unsloth_bits(load), OWN_CODE: OWN_GENERATION}
     made = {
@@ -154,7 +162,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
         }
         if made.get("length"):
             made = {at: held for at, held in made.items() if held != NO_PROMPT}
-    kind = "loop" if steps else "generation"
+    kind = "loop" if steps else "generation" if asked else "forward pass"
     inline = made.pop(DEEPSPEED, None)
     how = "loaded" if WHOLE in load else "built" if built else "wrapped"
     own = {"reads": f"the {kind} of a model {how} on line {load[LINE]}", **made}

@@ -58,6 +58,8 @@ LENGTHS = (
     "max_length", "max_seq_length", "max_seq_len", "max_sequence_length", "seq_length", "seq_len", "sequence_length", "sequence_len",
     "cutoff_len", "model_max_length", "block_size", "context_length", "total_length",
 )  # fmt: skip
+IN_TWO_WORDS = frozenset({"batch_size", "max_length", "sequence_length", "seq_length", "context_length"})
+"""Sizes that people say as a group and a key in it, too: ``batch: {size: 2}``."""
 _ADAPTER = late_pattern(r"lora|peft|adapter", re.IGNORECASE)
 _MODEL = late_pattern(r"(?:^|_)model(?:_|$)|^base$", re.IGNORECASE)
 _OTHER_USE = late_pattern(r"eval|infer|generat(?!or)|serv|predict|test|judge|dataset|^data$|reward|teacher|vllm|deploy|merge|export|hub|metric|result|sampl|decod|bench|monitor|callback|^val(?:id|_|$)|_val$", re.IGNORECASE)  # fmt: skip
@@ -210,7 +212,10 @@ def _leaves_below(tree: Mapping[Any, Any], groups: tuple[str, ...]) -> Iterator[
             if len(groups) < DEEPEST:
                 yield from _leaves_below(value, (*groups, str(key)))
         else:
-            yield Leaf(groups, str(key), plain_value(value) if isinstance(value, str) else value)
+            held = plain_value(value) if isinstance(value, str) else value
+            joined = f"{groups[-1]}_{key}".lower() if groups else ""
+            own = joined in IN_TWO_WORDS
+            yield Leaf(groups[:-1] if own else groups, joined if own else str(key), held)
 
 
 def _is_count(value: Any) -> bool:

@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from memsheet.exchange.shared.file_format import KEYWORDS, UNSET
+from memsheet.exchange.shared.function_commands import (
+    decorated_defaults,
+    given_by_command,
+    option_default,
+)
 from memsheet.exchange.shared.plain_values import (
     compare_values,
     concatenate_text,
@@ -17,7 +22,7 @@ from memsheet.exchange.shared.plain_values import (
 )
 from memsheet.exchange.shared.python_module import Module, Tree, asks_command_line, attribute_path
 from memsheet.exchange.shared.script_flags import PARSES, known_flags
-from memsheet.exchange.shared.script_places import CLASS
+from memsheet.exchange.shared.script_places import CLASS, OF_ENVIRONMENT
 from memsheet.exchange.shared.settings_files import KEPT, LOADERS, OPEN, OPENED, settings_of
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
@@ -30,6 +35,7 @@ CONFIG_LOADS = late_pattern(r"Config\.from_pretrained$")
 """What loads a model's configuration alone, which is read as a constructor of it."""
 ENVIRONMENT = ("os.environ.get", "os.getenv", "environ.get", "getenv")
 """What reads a variable of the environment, with what it is where nobody set it."""
+ENVIRONMENTS = (["os", "environ"], ["environ"])
 ASKS_BF16 = (
     "is_bfloat16_supported",
     "is_bf16_supported",
@@ -146,6 +152,11 @@ def condition_value(module: Module, test: ast.expr, given: Mapping[str, Any]) ->
     return bool(held) if isinstance(held, int | float | str) and held != UNSET else None
 
 
+def _started_with(module: Module, name: Any) -> Any:
+    """What a variable of the environment is where a command starts the script; None where nothing sets it."""
+    return module.given.get(f"{OF_ENVIRONMENT}{name}") if isinstance(name, str) else None
+
+
 def _evaluate_comparison(module: Module, node: ast.Compare, given: Mapping[str, Any], depth: int) -> Any:
     """Whether two plain values are alike, or which of two numbers is more."""
     if len(node.ops) != 1:
@@ -219,6 +230,9 @@ def evaluate_expression(module: Module, node: ast.expr | None, given: Mapping[st
             return concatenate_text(
                 [evaluate_expression(module, plain_part(one), given, depth + 1) for one in held]
             )
+        case ast.Subscript(value=whole, slice=ast.expr() as place) if attribute_path(whole) in ENVIRONMENTS:
+            told = _started_with(module, evaluate_expression(module, place, given, depth + 1))
+            return UNSET if told is None else told
         case ast.Subscript(value=whole, slice=ast.expr() as place) if not isinstance(place, ast.Slice):
             held = evaluate_expression(module, whole, given, depth + 1)
             return _evaluate_element(held, evaluate_expression(module, place, given, depth + 1))
@@ -311,7 +325,10 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
         return {CLASS: PARSED, **{at: flag.default for at, flag in flags.items()}}
     if name.rpartition(".")[2] in CARD_FACTS:
         return CARD_FACTS[name.rpartition(".")[2]]
-    if name in ENVIRONMENT and len(node.args) == 2:
+    if name in ENVIRONMENT and node.args:
+        told = _started_with(module, evaluate_expression(module, node.args[0], given, depth))
+        if told is not None or len(node.args) == 1:
+            return UNSET if told is None else told
         return evaluate_expression(module, node.args[1], given, depth)
     if name in PATHS and node.args and not node.keywords:
         return joined_path([evaluate_expression(module, one, given, depth) for one in node.args])
@@ -448,9 +465,16 @@ def default_parameter_values(
         *zip(arguments, defaults, strict=True),
         *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True),
     ]
+    decorated = decorated_defaults(function)
+    usual = {held.arg: decorated.get(held.arg, option_default(default)) for held, default in pairs}
+    told = given_by_command(module, function)
     return {
-        held.arg: evaluate_expression(module, default, given, depth) if default is not None else UNSET
-        for held, default in pairs
+        name: told[name]
+        if name in told
+        else evaluate_expression(module, default, given, depth)
+        if default is not None
+        else UNSET
+        for name, default in usual.items()
     }
 
 

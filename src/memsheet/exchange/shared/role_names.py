@@ -24,6 +24,10 @@ GENERATION = late_pattern(
 )
 OF_TRAINERS = late_pattern(r"(?:^|/)train(?:ers?|ing)?/")
 """A folder of scripts that train."""
+OF_EVALUATIONS = late_pattern(
+    r"(?:^|/)(?:eval\w*|infer\w*|serve|serving|generat\w+|predict\w*|demos?)/", re.IGNORECASE
+)
+"""A folder of scripts that load a model to ask it."""
 STEPS = frozenset({
     "learning_rate", "lr", "num_train_epochs", "num_epochs", "epochs", "max_steps", "max_train_steps", "weight_decay", "warmup_steps", "num_warmup_steps",
     "warmup_ratio", "warmup_proportion", "do_train", "adam_beta1", *ROLES["accumulation"],
@@ -124,4 +128,6 @@ def task_of_script(name: str, flags: Mapping[str, Any]) -> str | None:
     named = (
         TRAINING.search(base) or OF_TRAINERS.search(name) or any(flag.startswith("train_") for flag in given)
     )
-    return "train" if named else None
+    if named:
+        return "train"
+    return "infer" if OF_EVALUATIONS.search(name) else None

@@ -29,6 +29,7 @@ from memsheet.exchange.shared.shell_loops import (
     goes_through_arguments,
     is_assignment,
     names_given,
+    quiet_functions,
     quoted_text,
     starts_something,
 )
@@ -138,7 +139,7 @@ class ScriptWalk:
 
     __slots__ = (
         "broken", "budget", "calls", "chosen", "defining", "depth", "doubtful", "functions", "given", "held_texts", "made", "names",
-        "outer", "remarks", "rounds", "script", "sites", "skipped", "text", "used", "without",
+        "outer", "quiet", "remarks", "rounds", "script", "sites", "skipped", "text", "used", "without",
     )  # fmt: skip
 
     def __init__(self, text: str, chosen: Mapping[int, int], without: tuple[int, ...]) -> None:
@@ -155,13 +156,14 @@ class ScriptWalk:
         self.skipped = False
         self.doubtful = ""  # the condition around that nobody can tell
         self.functions: dict[str, Group] = {}  # those that are called, by name
+        self.quiet: frozenset[str] = frozenset()  # those that start nothing
         self.given: list[str] | None = None  # names of what the function around is given
         self.calls, self.depth, self.defining = 0, 0, ""
         self.broken = False  # a loop through arguments that ends
         self.budget = Budget(MOST_SCRIPT * 2, "text of its loops")
 
     def written(self, tree: Body) -> str:
-        self.functions = called_functions(tree)
+        self.functions, self.quiet = called_functions(tree), quiet_functions(tree)
         self.body(tree)
         return "".join(piece for piece, of_list in self.made if of_list not in self.used or not of_list)
 
@@ -338,7 +340,7 @@ class ScriptWalk:
     def loop(self, node: Loop) -> None:
         if node.at in self.without:
             return
-        if goes_through_arguments(node, self.text):
+        if goes_through_arguments(node, self.text, self.quiet):
             if self.given is not None:
                 self.through_arguments(node)
                 return
@@ -410,13 +412,14 @@ class ScriptWalk:
                 self.keep(f"\n{text}\n")
             return
         began = len(self.made)
+        lead = "export " if first.text == "export" else ""  # of what started programs have, too
         for token in rest:
-            self.assign(token)
-        if len(rest) == 1 and rest[0].kind == WORD and self.made[began:] == [(f"{rest[0].text}\n", "")]:
+            self.assign(token, lead)
+        if len(rest) == 1 and rest[0].kind == WORD and self.made[began:] == [(f"{lead}{rest[0].text}\n", "")]:
             self.made[began:] = [(self.text[node.at : node.end], "")]
 
-    def assign(self, token: Token) -> None:
-        """One name's value, as the readers of commands know it."""
+    def assign(self, token: Token, lead: str = "") -> None:
+        """One name's value, as the readers of commands know it. ``lead``: the word that hands it on."""
         if token.kind == LIST:
             self.assign_list(token)
             return
@@ -448,7 +451,7 @@ class ScriptWalk:
             self.names.texts[name] = text
             self.names.lists.pop(name, None)
             value = shlex.quote(text) if text is not None and "$((" in value and ":-" not in value else value
-        self.keep(f"{name}={value}\n")
+        self.keep(f"{lead}{name}={value}\n")
 
     def assign_list(self, token: Token) -> None:
         name, more = token.text.removesuffix("+"), token.text.endswith("+")

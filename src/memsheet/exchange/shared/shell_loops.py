@@ -5,7 +5,7 @@ gives.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from memsheet.exchange.shared.shell_syntax import Body, Branch, Chain, Choice, Group, Loop, Node, Simple
 from memsheet.exchange.shared.shell_tokens import LIST, WORD, Token
@@ -32,12 +32,14 @@ def is_assignment(token: Token) -> bool:
     return token.kind == LIST or ASSIGNED.fullmatch(token.text) is not None
 
 
-def goes_through_arguments(node: Loop, text: str) -> bool:
-    """Whether a loop goes through what the script itself is given (``while [ $# -gt 0 ]; do case "$1"``)."""
+def goes_through_arguments(node: Loop, text: str, quiet: Collection[str] = ()) -> bool:
+    """Whether a loop goes through what the script itself is given (``while [ $# -gt 0 ]; do case "$1"``).
+    ``quiet``: functions of the script that start nothing (``usage``).
+    """
     head = text[node.at : node.body.at]
     choice = next((one for one in nodes_below(node.body) if isinstance(one, Choice)), None)
     told = choice is not None and _ARGUMENTS.search(f"{head} {choice.word}") is not None
-    return told and not starts_something(node.body)
+    return told and not starts_something(node.body, quiet)
 
 
 def bodies_of(node: Node) -> list[Body]:
@@ -61,12 +63,27 @@ def nodes_below(body: Body) -> Iterator[Node]:
         waiting += [one for held in bodies_of(node) for one in held.nodes]
 
 
-def starts_something(body: Body) -> bool:
-    """Whether a loop runs anything but assignments and commands that start no job."""
+def quiet_functions(tree: Body) -> frozenset[str]:
+    """Functions of a script that start nothing, nor do those that they call (``usage``, ``die``)."""
+    held = {node.name: node.body for node in nodes_below(tree) if isinstance(node, Group) and node.name}
+    found = frozenset[str]()
+    for _ in range(DEEPEST_TEXT):
+        more = frozenset(name for name, body in held.items() if not starts_something(body, found))
+        if more == found:
+            break
+        found = more
+    return found
+
+
+def starts_something(body: Body, quiet: Collection[str] = ()) -> bool:
+    """Whether a loop runs anything but assignments and commands that start no job. ``quiet``: further
+    commands that start none.
+    """
     for node in nodes_below(body):
         if isinstance(node, Simple):
             first = next((token for token in node.words if not is_assignment(token)), None)
-            if first is not None and first.text not in QUIET and not first.text.startswith("(("):
+            silent = first is None or first.text in QUIET or first.text in quiet
+            if first is not None and not silent and not first.text.startswith("(("):
                 return True
     return False
 

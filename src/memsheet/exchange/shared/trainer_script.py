@@ -184,10 +184,20 @@ def generates_alone(module: Module) -> bool:
     are for something else (LLaMA-Factory's own make its rows with them: hiyouga/LLaMA-Factory ff6d4d1
     scripts/vllm_infer.py).
     """
+    return "generate" in _called_names(module) and not calls_training(module)
+
+
+def calls_training(module: Module) -> bool:
+    """Whether a script makes a trainer or calls anything's ``train``."""
+    return any(
+        name.lower().endswith(("trainer", "train")) or name.startswith("train")
+        for name in _called_names(module)
+    )
+
+
+def _called_names(module: Module) -> set[str]:
     paths = [attribute_path(node.func) for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
-    called = {path[-1] for path in paths if path}
-    trains = any(name.lower().endswith(("trainer", "train")) or name.startswith("train") for name in called)
-    return "generate" in called and not trains
+    return {path[-1] for path in paths if path}
 
 
 def _without_unmade_cut(text: str, *told: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -696,3 +696,14 @@ def test_a_file_of_arguments_is_of_any_release_alike(tmp_path: Path) -> None:
     assert memsheet.check(file, gpus="1xA100-40GB").result is Result.UNCERTAIN
     file.write_text(f"{text}use_liger_kernel: true\n")
     assert memsheet.check(file, gpus="1xA100-40GB").result is Result.FITS
+
+
+def test_a_recipe_without_data_is_of_no_known_program_to_stop(tmp_path: Path) -> None:
+    """A script of one's own may say what the file leaves out; TRL's own needs data said."""
+    file = tmp_path / "sft.yaml"
+    text = "model_name_or_path: meta-llama/Llama-3.2-1B\nmax_length: 512\nload_best_model_at_end: true\n"
+    for data, stops in (("", False), ("dataset_name: trl-lib/Capybara\n", True)):
+        file.write_text(text + data)
+        found = memsheet.check(file, gpus="1xH100-80GB")
+        assert "refused-together" in {rule.id for rule, _ in found.mistakes}
+        assert found.stops is stops

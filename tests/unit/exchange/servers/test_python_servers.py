@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memsheet.exchange import read_text
+from memsheet.exchange.shared.file_format import MORE as FURTHER_WORDS
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.named_models import unnamed_words
@@ -241,3 +242,46 @@ def test_a_list_of_words_starts_a_server_by_its_module(program: str, module: str
     text = f"import subprocess, sys\nMODEL = '{MODEL}'\ndef serve():\n    subprocess.Popen({words})\n"
     found = python(text)
     assert (found.request["@model"], found.request[LENGTH]) == (MODEL, 4096)
+
+
+SERVICE = """import bentoml, pydantic
+class Args(pydantic.BaseModel):
+    model_id: str = "Qwen/Qwen3-8B"
+    tp: int = pydantic.Field(2, description="cards")
+    length: int = pydantic.Field(default=4096)
+args = bentoml.use_arguments(Args)
+@bentoml.service
+class Server:
+    model = bentoml.models.HuggingFaceModel(args.model_id.lower(), exclude=["*.pth"])
+    def __command__(self):
+        return ["vllm", "serve", self.model, "-tp", str(args.tp), "--max-model-len", str(args.length){more}]
+{last}"""
+
+
+def test_a_service_of_a_class_serves_what_the_class_holds() -> None:
+    model, *sizes = said(SERVICE.format(more="", last=""))
+    assert (str(model).lower(), *sizes) == (MODEL.lower(), 2, 4096)
+
+
+def test_further_words_of_a_service_are_a_doubt() -> None:
+    assert FURTHER_WORDS in dict(python(SERVICE.format(more=", *args.more", last="")).unmodelled)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "    def __init__(self, model):\n        self.model = model\n",
+        'class Other:\n    model = "meta-llama/Llama-3.1-8B"\n',
+    ],
+)
+def test_an_attribute_that_is_given_twice_is_nobodys(last: str) -> None:
+    assert said(SERVICE.format(more="", last=last))[0] != MODEL.lower()
+
+
+def test_a_parameter_of_a_class_is_its_default() -> None:
+    text = (
+        "import modal, subprocess\nclass Server:\n"
+        '    model: str = modal.parameter(default="Qwen/Qwen3-8B")\n    def serve(self):\n'
+        '        subprocess.Popen(["vllm", "serve", self.model, "--max-model-len", "4096"])\n'
+    )
+    assert said(text) == (MODEL, 1, 4096)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet.errors import InputError
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.questions.recognised_files import PARSERS
@@ -98,3 +99,50 @@ def test_open_batches_have_no_most(tmp_path: Path) -> None:
     verdict = memsheet.check(tmp_path / "run.py", gpus="1x24GB").answer.verdict  # type: ignore[union-attr]
     assert verdict is not None
     assert verdict.no_most
+
+
+FORWARD = (
+    'x = tok("a", return_tensors="pt", max_length=512, truncation=True)\n'
+    "with torch.no_grad():\n    y = model(**x)\n"
+)
+
+
+def test_a_forward_pass_that_is_called_itself_is_a_prompt_and_never_sure(tmp_path: Path) -> None:
+    """It makes outputs of every token, where a generation makes the last one's alone."""
+    (tmp_path / "run.py").write_text(HEAD + LOADED + FORWARD)
+    found = memsheet.check(tmp_path / "run.py", gpus="1xH100-80GB")
+    assert found.answer is not None, found.why_not
+    assert found.result is not None
+    assert found.result.value == "uncertain"
+    (moved,) = (one for one in found.moved if one.at == "logits")
+    assert (moved.low_bytes, moved.high_bytes) == (0, 512 * 128256 * 2 * 4)
+
+
+@pytest.mark.parametrize("trains", ["trainer = OurTrainer(model)\n", "train_all(model)\n"])
+def test_a_forward_pass_beside_a_training_is_none_of_a_generation(trains: str) -> None:
+    with pytest.raises(InputError, match="not recognised"):
+        read_text("run.py", HEAD + LOADED + FORWARD + trains, PARSERS)
+
+
+def test_a_models_own_chat_generates() -> None:
+    body = 'answer, history = model.chat(tok, "a", history=None)\n'
+    found = read_text("run.py", HEAD + LOADED + body, PARSERS)
+    assert (found.request["task"], found.request["precision.parameters"]) == ("infer", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("script", "task"),
+    [("-m llava.eval.model_vqa", "infer"), ("fastchat/serve/model_worker.py", "infer"), ("tools/look.py", None)],
+)  # fmt: skip
+def test_a_script_nobody_has_asks_its_model_by_the_folder_that_it_lies_in(
+    script: str, task: str | None, tmp_path: Path
+) -> None:
+    job = tmp_path / "run.sh"
+    job.write_text(f"python {script} --model-path Qwen/Qwen2.5-7B-Instruct\n")
+    if task is None:
+        with pytest.raises(InputError, match="not recognised"):
+            memsheet.check(job, gpus="1xH100-80GB")
+        return
+    found = memsheet.check(job, gpus="1xH100-80GB")
+    assert found.answer is not None, found.why_not
+    assert (found.answer.plan.engine, found.result and found.result.value) == ("transformers", "uncertain")

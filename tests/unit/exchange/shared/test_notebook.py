@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memsheet import check
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange.shared.notebook import notebook_script
@@ -115,3 +116,27 @@ def test_another_method_of_trl_is_read_and_told(
     assert left_out == (method == "MiniLLM")  # whose teacher is not named
     assert found["result"] == "does_not_fit"
     assert found["starts"]
+
+
+TRAINS = (
+    "!torchrun --nproc-per-node 8 finetune.py --model_name_or_path Qwen/Qwen2.5-0.5B --bf16 True "
+    "--per_device_train_batch_size 1 --model_max_length 512 --num_train_epochs 1"
+)
+ASKS = (
+    "from transformers import AutoModelForCausalLM\n"
+    "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-7B')\nmodel.generate(**x)"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "model"), [(TRAINS, "qwen2.5-0.5b"), ("!accelerate launch train.py", "qwen2.5-7b")]
+)
+def test_what_a_notebooks_commands_train_is_its_job_and_not_what_it_asks_afterwards(
+    command: str, model: str, tmp_path: Path
+) -> None:
+    """A command that says nothing of its model leaves what is asked."""
+    cells = [{"cell_type": "code", "source": one, "outputs": []} for one in (command, ASKS)]
+    (tmp_path / "tune.ipynb").write_text(json.dumps({"nbformat": 4, "cells": cells}))
+    found = check(tmp_path / "tune.ipynb", gpus="8xA100-80GB")
+    assert found.answer is not None, found.why_not
+    assert found.answer.model.name == model

@@ -27,6 +27,7 @@ SCRIPTS = {
     "choice": 'X=b\ncase "$X" in\n a) N=1 ;;\n b|c) N=2 ;;\n *) N=3 ;;\nesac\nrun --n $N',
     "other choice": "X=q\ncase $X in a) N=1;; *) N=3;; esac\nrun --n $N",
     "arguments": 'B=2\nwhile [[ $# -gt 0 ]]; do\n case "$1" in\n  --batch) B="$2"; shift 2 ;;\n  *) shift ;;\n esac\ndone\nrun --b $B',
+    "arguments with a function": 'B=2\nsay() { echo "$1"; }\nusage() {\n say "how to"\n exit 0\n}\nwhile [[ "$1" != "" ]]; do\n case $1 in\n  -b) shift; B=$1 ;;\n  -h) usage ;;\n  *) say no; exit 1 ;;\n esac\n shift\ndone\nrun --b $B',
     "options": 'B=2\nwhile getopts "b:" o; do case $o in b) B=$OPTARG ;; esac; done\nrun --b $B',
     "arguments one by one": 'B=2\nfor a in "$@"; do case $a in --b=*) B=3 ;; esac; done\nrun --b $B',
     "quotes": "A=(--a 'x y' \"z\")\nrun ${A[0]} ${A[2]}",
@@ -56,6 +57,12 @@ def test_the_words_of_a_command_are_the_shells(name: str) -> None:
         ["bash", "-c", 'run() { printf "%s\\n" "$@"; }\n' + text], capture_output=True, text=True, check=True
     ).stdout.split()  # fmt: skip
     assert words_of(plain_script(text).text) == said
+
+
+def test_a_loop_through_arguments_that_starts_something_by_a_function_is_no_loop_of_defaults() -> None:
+    loop = 'while [ $# -gt 0 ]; do\n case "$1" in\n  -b) go 4 ;;\n esac\n shift\ndone\n'
+    text = "B=2\ngo() {\n run --b $1\n}\n" + loop
+    assert ["--b", "4"] in [words_of(one.text) for one in plain_scripts(text)]
 
 
 LOOPS = 'M=(a b)\nfor m in "${M[@]}"; do\n for n in 1 2 4; do\n  run --m $m --n $n\n done\ndone\n'

@@ -386,3 +386,96 @@ def test_a_class_that_no_library_has_may_hold_more(line: str, loops: bool, tmp_p
     assert found.answer is not None, found.no_model
     assert ("may hold more" in str(found.doubt)) is not sure
     assert sure or found.result is Result.UNCERTAIN
+
+
+COMMAND_BODY = """
+    model = AutoModelForCausalLM.from_pretrained(base_model, torch_dtype=torch.bfloat16)
+    args = TrainingArguments(output_dir="out", per_device_train_batch_size=micro_batch, bf16=True)
+    Trainer(model=model, args=args).train()
+"""
+COMMAND_HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+PLAIN_COMMAND = f'def main(base_model: str = "Qwen/Qwen2.5-0.5B", micro_batch: int = 4):{COMMAND_BODY}'
+COMMANDS = {
+    "fire": f"import fire\n{PLAIN_COMMAND}\nfire.Fire(main)\n",
+    "fire without a name": f"import fire\n{PLAIN_COMMAND}\nif __name__ == '__main__':\n    fire.Fire()\n",
+    "jsonargparse": f"from jsonargparse import CLI\n{PLAIN_COMMAND}\nCLI(main)\n",
+    "tyro": f"import tyro\n{PLAIN_COMMAND}\ntyro.cli(main)\n",
+    "typer": (
+        "import typer\napp = typer.Typer()\n@app.command()\n"
+        'def main(base_model: str = typer.Option("Qwen/Qwen2.5-0.5B", "--model", "-m", help="which"), '
+        f'micro_batch: int = typer.Option(default=4, help="rows")):{COMMAND_BODY}\napp()\n'
+    ),
+    "click": (
+        'import click\n@click.command()\n@click.option("-m", "--base-model", default="Qwen/Qwen2.5-0.5B")\n'
+        f'@click.option("--rows", "micro_batch", type=int, default=4)\ndef main(base_model, micro_batch):{COMMAND_BODY}\nmain()\n'
+    ),
+}  # fmt: skip
+COMMAND_FLAGS = {"typer": ("--model", "--micro-batch"), "click": ("--base-model", "--rows")}
+EIGHT = "8xH100-80GB"
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_functions_defaults_are_its_commands(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(COMMAND_HEAD + COMMANDS[kind])
+    found = check(tmp_path / "train.py", gpus=EIGHT, seq_len=512)
+    assert found.answer is not None, found.why_not
+    assert (found.answer.model.name, found.answer.plan.workload.microbatch) == ("qwen2.5-0.5b", 4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_what_a_start_gives_a_command_stands_over_its_defaults(kind: str, tmp_path: Path) -> None:
+    """The sheet was of the default, and could be sure of it."""
+    model, rows = COMMAND_FLAGS.get(kind, ("--base_model", "--micro_batch"))
+    (tmp_path / "train.py").write_text(COMMAND_HEAD + COMMANDS[kind])
+    (tmp_path / "run.sh").write_text(
+        f"torchrun --nproc-per-node 8 train.py {model} Qwen/Qwen2.5-7B {rows} 2\n"
+    )
+    found = check(tmp_path / "run.sh", gpus=EIGHT, seq_len=512)
+    assert found.answer is not None, found.why_not
+    assert (found.answer.model.name, found.answer.plan.workload.microbatch) == ("qwen2.5-7b", 2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("flag", ["--base_model Qwen/Qwen2.5-7B", "--micro_batch_size 8"])
+def test_a_flag_of_size_that_a_text_has_no_use_for_leaves_a_verdict_open(flag: str, tmp_path: Path) -> None:
+    """A parser that is not understood may read it."""
+    text = PLAIN_COMMAND.replace("def main", "import ours\ngiven = ours.parse()\ndef main") + "\nmain()\n"
+    (tmp_path / "train.py").write_text(COMMAND_HEAD + text)
+    results = []
+    for given in ("", flag):
+        (tmp_path / "run.sh").write_text(f"torchrun --nproc-per-node 8 train.py {given}\n")
+        results.append(check(tmp_path / "run.sh", gpus=EIGHT, seq_len=512).result)
+    assert [one and one.value for one in results] == ["fits", "uncertain"]
+
+
+READS_ENVIRONMENT = COMMAND_HEAD + (
+    "import os\nbase_model = os.environ.get('WHICH_MODEL', 'Qwen/Qwen2.5-0.5B')\n"
+    "micro_batch = int(os.getenv('ROWS', '4'))\n"
+) + COMMAND_BODY.replace("\n    ", "\n")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "export WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2\ntorchrun --nproc-per-node 8 train.py\n",
+        "WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2 torchrun --nproc-per-node 8 train.py\n",
+        "nohup env WHICH_MODEL=Qwen/Qwen2.5-7B ROWS=2 torchrun --nproc-per-node 8 train.py &\n",
+        "M=Qwen/Qwen2.5-7B\nexport WHICH_MODEL=${OTHER:-$M} ROWS=2\ntorchrun --nproc-per-node 8 train.py\n",
+    ],
+)
+def test_variables_of_the_environment_stand_over_a_scripts_defaults(start: str, tmp_path: Path) -> None:
+    """The sheet was of the default, and sure of it."""
+    (tmp_path / "train.py").write_text(READS_ENVIRONMENT)
+    (tmp_path / "run.sh").write_text(start)
+    for files in ((tmp_path / "run.sh",), (tmp_path / "run.sh", tmp_path / "train.py")):
+        found = check(*files, gpus=EIGHT, seq_len=512)
+        assert found.answer is not None, found.why_not
+        assert (found.answer.model.name, found.answer.plan.workload.microbatch) == ("qwen2.5-7b", 2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("start", ["WHICH_MODEL=Qwen/Qwen2.5-7B\n", "export OTHER=Qwen/Qwen2.5-7B\n"])
+def test_variables_that_a_start_does_not_hand_on_change_nothing(start: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(READS_ENVIRONMENT)
+    (tmp_path / "run.sh").write_text(f"{start}torchrun --nproc-per-node 8 train.py\n")
+    found = check(tmp_path / "run.sh", gpus=EIGHT, seq_len=512)
+    assert found.answer is not None, found.why_not
+    assert (found.answer.model.name, found.answer.plan.workload.microbatch) == ("qwen2.5-0.5b", 4)  # type: ignore[union-attr]

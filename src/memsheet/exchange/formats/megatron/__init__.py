@@ -125,6 +125,8 @@ def _recompute_num_layers(asked: Values) -> Any:
 
 DEALT_MUON = "dist_muon"
 """Muon with matrices dealt to ranks, by its older name (d98e8a6 training/arguments.py:1727)."""
+OF_OLDER, OLDER = "--checkpoint-activations", "$.older"
+"""Layers run forward twice, to Megatron-DeepSpeed and to releases before core's, which stops at it."""
 SHARDS, SHARDED_MUON = "--use-distributed-optimizer", "$.muon"
 
 
@@ -359,6 +361,10 @@ KEYS = (
         source=f"{ARGS}:416",
     ),
     Key(
+        at=OF_OLDER, out=lambda _: None, back=lambda v, _: {"recompute.mode": "full"} if v is True else {},
+        source=f"deepspeedai/Megatron-DeepSpeed 207b2d5 megatron/arguments.py; {ARGS}:601 stops at it",
+    ),
+    Key(
         at="--recompute-method", out=lambda a: ("block" if a.get("recompute.layers") else "uniform") if _is_full_granularity(a) else None,
         back=lambda *_: {}, source=f"{ARGS}:1803",
     ),
@@ -401,7 +407,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "--padded-vocab-size": (), "--empty-unused-memory-level": (0,), "--mtp-num-layers": (0,), "--hierarchical-context-parallel-sizes": (),
     "--heterogeneous-layers-config-path": (), "--spec": (), "--yaml-cfg": (), "--ddp-bucket-size": (),
     "--ddp-num-buckets": (), "--kitchen-config-file": (), "--kitchen-recipe-number": (), "--model-parallel-size": (), "--batch-size": (),
-    "--checkpoint-activations": (False,), "--moe-extended-tp": (False,), "--use-checkpoint-args": (False,),
+    OLDER: (), "--moe-extended-tp": (False,), "--use-checkpoint-args": (False,),
     "--use-mp-args-from-checkpoint-args": (False,), **{f"--megatron-fsdp-{name}-dtype": ("auto", "fp32") for name in ("main-grads", "grad-comm", "main-params")}, VOCABULARY: (), OBJECTIVE: (), **OF_DEEPSPEED, GATHERING: (), graphs.ALONE: (), SHARDED_MUON: (),
 }  # fmt: skip
 
@@ -411,6 +417,7 @@ def _taken_or_open(values: Values) -> Mapping[str, Any]:
     exchange = {GATHERING: f"{GATHERED} (the sheet is of {EXCHANGED})"} if gathers else {}
     return {
         **exchange,
+        **({OLDER: f"{OF_OLDER}, at which core stops"} if values.get(OF_OLDER) is True else {}),
         **graphs.scope_alone(values),
         **_muon_with_shards(values),
         **left_open_sizes(values),
@@ -474,7 +481,7 @@ def _parse_megatron_script(text: str) -> Mapping[str, Any]:
 FORMAT = Format(
     name="megatron", file="pretrain_gpt.sh", kind="shell", tested=VERSION, engines=("megatron",), keys=KEYS, compose=_compose_megatron_script, problems=_megatron_plan_problems,
     program_known=_is_own_release, opens=_may_change_bytes,
-    parse=_parse_megatron_script, said={"task": "train", "engine": "megatron"},
+    parse=_parse_megatron_script, said={"task": "train", "engine": "megatron"}, keeps_engine=True,
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another
     absent=_taken_or_open, model=described_model, moves=_beside_the_sheet,

@@ -73,3 +73,35 @@ def test_a_forks_word_for_one_head_of_keys_is_read(tmp_path: Path) -> None:
     assert one.answer is not None
     assert whole.answer is not None
     assert one.answer.model != whole.answer.model
+
+
+DEEPSPEED = """
+cat <<EOT > ds.json
+{{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {{"stage": {stage}}}, "bf16": {{"enabled": true}}}}
+EOT
+torchrun --nproc-per-node 8 pretrain_gpt.py {flags} --deepspeed --deepspeed_config ds.json --zero-stage {stage}
+"""
+
+
+@pytest.mark.parametrize(("cut", "stage"), [("--pipeline-model-parallel-size 4", 0), ("", 1)])
+def test_a_launch_whose_states_deepspeed_divides_is_megatrons_sheet_and_never_sure(
+    cut: str, stage: int, tmp_path: Path
+) -> None:
+    """Its model code cuts stages and tensors, which DeepSpeed's file says nothing of."""
+    job = tmp_path / "train.sh"
+    job.write_text(DEEPSPEED.format(flags=f"{SIZES}{LLAMA} /llama2/tokenizer.model {cut}", stage=stage))
+    found = check(job, gpus="8xH100-80GB")
+    assert found.answer is not None, found.why_not
+    assert found.answer.plan.engine == "megatron"
+    assert found.answer.plan.zero == stage
+    assert found.result is Result.UNCERTAIN
+    assert "files-disagree" not in {rule.id for rule, _ in found.mistakes}
+
+
+def test_older_words_for_recompute_are_read_and_told(tmp_path: Path) -> None:
+    flags = f"{LLAMA} /llama2/tokenizer.model"
+    with_it = launched(tmp_path, f"{flags} --checkpoint-activations")
+    assert with_it.result is Result.UNCERTAIN
+    assert "--checkpoint-activations" in with_it.doubt
+    both = [with_it, launched(tmp_path, f"{flags} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1")]  # fmt: skip
+    assert len({str(one.answer.plan.recompute) for one in both if one.answer}) == 1
