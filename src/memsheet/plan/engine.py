@@ -312,7 +312,10 @@ class EngineRules:
     """
 
     own_options: Callable[[RequestResolver], EngineOptions] = lambda _: EngineOptions()
-    check_start: Callable[[RequestResolver, ModelSpec | None], None] = lambda *_: None
+    # of what is taken where nobody says, what the model changes
+    usual_options: Callable[[RequestResolver, ModelSpec | None, Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda _, __, usual: usual
+    )
     check_pages: Callable[[RequestResolver, int, ModelSpec | None], None] = lambda *_: None
     check_mesh: Callable[[RequestResolver, Mesh, ModelSpec | None], None] = lambda *_: None
     check_cache: Callable[[RequestResolver, DType, Precision, ModelSpec | None], None] = lambda *_: None

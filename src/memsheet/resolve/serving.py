@@ -191,9 +191,9 @@ def usual_options(
         return {}
     latents = [mixer for mixer in model.mixers() if isinstance(mixer, LatentAttention)] if model else []
     sparse = any(mixer.index_dim for mixer in latents)
-    rules_of(engine.name).check_start(gaps, model)
     device = cluster.device if cluster else None
-    return engine.served(gaps.request, device, mesh, latent=bool(latents), sparse=sparse)
+    usual = engine.served(gaps.request, device, mesh, latent=bool(latents), sparse=sparse)
+    return rules_of(engine.name).usual_options(gaps, model, usual)
 
 
 def workload_groups(
