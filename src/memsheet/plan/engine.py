@@ -13,7 +13,7 @@ from memsheet.plan.defaults import CACHE_DTYPES
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_options import EngineOptions
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.model import ModelSpec, Role, StoredQuantization
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import (
     AdapterKind,
@@ -321,6 +321,8 @@ class EngineRules:
     check_cache: Callable[[RequestResolver, DType, Precision, ModelSpec | None], None] = lambda *_: None
     # of weights, by a name that only its files have
     stored_dtype: Callable[[str], DType | None] = lambda _: None
+    # whether released weights stay as they are stored
+    keeps_stored: Callable[[StoredQuantization], bool] = lambda _: True
     # the room for adapters that is asked for; None where no such room is modelled
     served_adapters: Callable[[RequestResolver, ModelSpec | None, Mesh, Precision], ServedAdapters] | None = (
         None
