@@ -55,7 +55,11 @@ def _parse_sglang_command(text: str) -> Mapping[str, Any]:
         for at, value in serving.parse_server_command(HOW, text, (key.at for key in KEYS)).items()
         if value != "auto"
     }
-    return serving.without_worker_flags(text, said, lambda at: is_key(FORMAT, at))
+    return serving.without_worker_flags(text, serving.as_typed(said, _is_flag), _is_flag)
+
+
+def _is_flag(at: str) -> bool:
+    return is_key(FORMAT, at)
 
 
 def _read_pp_size(value: Any, values: Values) -> Mapping[str, Any]:
@@ -288,6 +292,6 @@ FORMAT: Format = Format(
     name="sglang", file="sglang.sh", kind="shell", tested=VERSION, engines=("sglang",), keys=KEYS, marks=frozenset({"--model-path"}),
     beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset({serving.WORKER_FLAGS, *(f"--{name}" for name in _KNOWN.split())}),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}}, taken=serving.variable_default_remarks, released=sglang_of, problems=_sglang_plan_problems, strict=("",), opens=serving.is_open_flag,
-    rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}),
+    rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}, HOW.aliases),
     said={"task": "infer", "engine": "sglang"}, fixed=drafts.draft_chain_width, compose=lambda values, _: serving.compose_server_command(HOW, values), parse=_parse_sglang_command,
 )  # fmt: skip

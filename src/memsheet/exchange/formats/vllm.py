@@ -13,6 +13,7 @@ from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
+from memsheet.exchange.shared.flag_abbreviations import whole_names
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_script import DEMO_MODULE, ENGINE_MODULE, OFFLINE_MODULE
 from memsheet.exchange.shared.serve_script import VERSION as RELEASE
@@ -87,7 +88,11 @@ def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     said = {at: value for at, value in found.items() if value != "auto"}
-    return serving.without_worker_flags(text, said, lambda at: is_key(FORMAT, at))
+    return serving.without_worker_flags(text, serving.as_typed(said, _is_flag), _is_flag)
+
+
+def _is_flag(at: str) -> bool:
+    return is_key(FORMAT, at)
 
 
 IN_A_FILE = (
@@ -412,5 +417,10 @@ FORMAT: Format = Format(
     known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
     absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,), by_groups=lambda tree: served_settings(tree, _SHARE, _OF_SETTINGS),
-    problems=_vllm_plan_problems, strict=("",), opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
+    problems=_vllm_plan_problems, strict=("",),
+    rename=whole_names(
+        frozenset(f"--{name}" for name in (*_KNOWN.split(), "config", *_UNMODELLED, *_REMOVED.split())) | drafts.VLLM_KNOWN | {key.at for key in KEYS}, HOW.aliases,
+    ),
+    opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"},
+    compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
 )  # fmt: skip
