@@ -100,6 +100,7 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ("vllm", "serving.host_weights_gib", INFER, _VLLM, "cpu-offload-gb"),
     ("vllm", "serving.kv_cache_bytes", INFER, _VLLM, "kv-cache-memory-bytes"),
     ("vllm", "serving.kv_blocks", INFER, _VLLM, "num-gpu-blocks-override"),
+    ("vllm", "serving.graph_sequences", INFER, _VLLM, "max-cudagraph-capture-size"),
     ("sglang", "serving.page_tokens", INFER, _SGLANG, "page-size"),
     ("llama.cpp", "serving.gpu_layers", INFER, _LLAMA, "n-gpu-layers num-gpu-layers"),
     ("llama.cpp", "serving.host_experts", INFER, _LLAMA, "n-cpu-moe"),

@@ -118,7 +118,7 @@ HELP: dict[str, tuple[str, str, str]] = {
         "",
         "An engine that a program makes, not a server: its own batch (vLLM's LLM).",
     ),
-    "graph_sequences": (SERVING, "N", "Sequences of the largest CUDA graph (SGLang's cuda_graph_max_bs)."),
+    "graph_sequences": (SERVING, "N", "Sequences of the largest CUDA graph, tokens in vLLM."),
     "state_slots": (SERVING, "N", "Slots of recurrent states (SGLang's max_mamba_cache_size)."),
     "state_ratio": (SERVING, "SHARE", "Bytes of recurrent states for each byte of tokens: 0.9 (SGLang)."),
     "host_weights_gib": (SERVING, "GIB", "GiB of a GPU's layers in host memory (vLLM's cpu_offload_gb)."),

@@ -75,6 +75,7 @@ def _own_options(gaps: RequestResolver) -> VllmOptions:
         host_weights_gib=gaps.get("serving.host_weights_gib", 0, silent=True),
         kv_cache_bytes=given,
         kv_blocks=gaps.get("serving.kv_blocks", 0, silent=True),
+        graph_sequences=gaps.request.get("serving.graph_sequences"),
     )
 
 

@@ -14,12 +14,14 @@ from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.flag_abbreviations import whole_names
+from memsheet.exchange.shared.graph_sizes import largest_of_sizes
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_releases import sglang_of
 
 VERSION = "SGLang 0.5.23"
 EAGER, LAYERS, OLD_GROUPS = "--disable-cuda-graph", "SGLANG_PP_LAYER_PARTITION", "--enable-dp-attention"
 SENT = "--moe-a2a-backend"
+LARGEST_GRAPH = ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
 """Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's
 own, which needs no flag.
@@ -44,7 +46,7 @@ HOW = Command(
         "--delete-ckpt-after-loading", "--incremental-streaming-output", "--prefill-only-disable-kv-cache", "--speculative-adaptive",
         "--weight-loader-disable-mmap", "--quantize-and-serve",
     }),
-    lists=adapters.LISTS, words=frozenset({"--served-model-name", "--api-key", "--admin-api-key", "--revision", "--tokenizer-path"}),
+    lists=adapters.LISTS | {"--cuda-graph-bs", "--cuda-graph-bs-decode", "--cuda-graph-bs-prefill"}, words=frozenset({"--served-model-name", "--api-key", "--admin-api-key", "--revision", "--tokenizer-path"}),
 )  # fmt: skip
 
 
@@ -161,6 +163,8 @@ KEYS = (
     Key(at="--page-size", says="serving.page_tokens", source="schedule.py:143"),
     Key(at="--cuda-graph-max-bs", out=lambda _: None, back=lambda v, _: {"serving.graph_sequences": v}, source="v0.5.4.post3 server_args.py, cuda_graph_max_bs"),
     Key(at="--cuda-graph-max-bs-decode", says="serving.graph_sequences", source="cuda_graph.py, cuda_graph_max_bs_decode"),
+    Key(at="--cuda-graph-bs", out=lambda _: None, back=largest_of_sizes(*LARGEST_GRAPH), source="v0.5.4.post3 server_args.py, cuda_graph_bs"),
+    Key(at="--cuda-graph-bs-decode", out=lambda _: None, back=largest_of_sizes(*LARGEST_GRAPH), source="cuda_graph.py, cuda_graph_bs_decode"),
     Key(at="--max-mamba-cache-size", says="serving.state_slots", source="schedule.py:216"),
     Key(at="--mamba-full-memory-ratio", says="serving.state_ratio", source="schedule.py:220"),
     Key(
@@ -277,7 +281,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
         "enable-mixed-chunk", "enable-hierarchical-cache", "enable-memory-saver",
         "decode-attention-backend", "prefill-attention-backend", "sampling-backend", "enable-fp32-lm-head", "cuda-graph-config",
         "cuda-graph-backend-decode", "cuda-graph-backend-prefill", "cuda-graph-max-bs-prefill",
-        "cuda-graph-bs", "cuda-graph-bs-decode", "cuda-graph-bs-prefill", "disable-prefill-cuda-graph", "disable-decode-cuda-graph",
+        "cuda-graph-bs-prefill", "disable-prefill-cuda-graph", "disable-decode-cuda-graph",
         "disable-cuda-graph-padding", "enable-torch-compile", "torch-compile-max-bs", "enable-symm-mem", "enable-mscclpp",
         "moe-runner-backend", "deepep-mode", "ep-num-redundant-experts", "enable-eplb", "enable-two-batch-overlap", "enable-single-batch-overlap",
         "offload-group-size", "offload-mode", "json-model-override-args", "modelopt-quant",

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.exchange.shared import compilation_config as graphs
 from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
@@ -70,14 +71,18 @@ HOW = Command(
         "--ray-workers-use-nsight", "--return-sampling-mask", "--scheduler-reserve-full-isl", "--sleep-mode-offload-cudagraph", "--specialize-active-lora",
         "--headless", "--grpc", "--numa-bind", "--allow-credentials", "--return-tokens-as-token-ids", "--tokens-only", "--aggregate-engine-logging",
     }),
-    lists=adapters.LISTS, objects=frozenset({drafts.CONFIG}), words=frozenset({"--served-model-name", "--api-key", "--hf-token", "--revision", "--tokenizer"}),
+    lists=adapters.LISTS | {graphs.SIZES}, objects=frozenset({drafts.CONFIG, graphs.CONFIG}), words=frozenset({"--served-model-name", "--api-key", "--hf-token", "--revision", "--tokenizer"}),
 )  # fmt: skip
 
 
 def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" of a length is -1 (utils/argparse_utils.py:77), and elsewhere nothing."""
     found = dict(
-        drafts.expand_speculative_config(serving.parse_server_command(HOW, text, (key.at for key in KEYS)))
+        graphs.expand_compilation_config(
+            drafts.expand_speculative_config(
+                serving.parse_server_command(HOW, text, (key.at for key in KEYS))
+            )
+        )
     )
     found |= drafts.speculative_config_of_older_flags(found)
     program = _PROGRAM.search(text) if found else None
@@ -287,6 +292,7 @@ KEYS = (
     *allocator_conf_rows(),
     *adapters.VLLM_KEYS,
     *drafts.VLLM_KEYS,
+    *graphs.KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="envs.py:893, distributed/utils.py:214"),
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="engine/arg_utils.py:977, config/model.py:200"),
     Key(
@@ -369,13 +375,13 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
     "offload-group-size": (0,),
     "runner": ("auto", "generate"), "convert": ("auto", "none"), "enable-dbo": (False,), "enable-eplb": (False,),
-    "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "disable-sliding-window": (False,),
+    "disable-sliding-window": (False,),
     "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn", "FLASH_ATTN_VLLM_V1"),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
     "optimization-level": (2, 3),  # 2 is the default, and 3 is the same (config/vllm.py, OPTIMIZATION_LEVEL_03)
     "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "skip-mm-profiling": (False,),
     **dict.fromkeys((
-        "speculative-config", "spec-method", "spec-model", "spec-tokens", "compilation-config", "attention-config", "hf-overrides",
+        "speculative-config", "spec-method", "spec-model", "spec-tokens", "attention-config", "hf-overrides",
         "quantization-config", "kv-cache-dtype-skip-layers", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode",
         "performance-mode", "kv-transfer-config", "ec-transfer-config", "moe-backend", "linear-backend",
         "mm-processor-kwargs", "mm-encoder-tp-mode", "eplb-config", "ubatch-size", "model-class-overrides", "pooler-config", "worker-cls",
@@ -414,12 +420,12 @@ first argument in Unsloth is ``max_seq_length``: unslothai/unsloth 015bdef unslo
 
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
-    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
-    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
+    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | graphs.KNOWN | {serving.WORKER_FLAGS},
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, **graphs.UNMODELLED, WHOLE_PROMPTS: ()},
     absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,), by_groups=lambda tree: served_settings(tree, _SHARE, _OF_SETTINGS),
     problems=_vllm_plan_problems, strict=("",),
     rename=whole_names(
-        frozenset(f"--{name}" for name in (*_KNOWN.split(), "config", *_UNMODELLED, *_REMOVED.split())) | drafts.VLLM_KNOWN | {key.at for key in KEYS}, HOW.aliases,
+        frozenset(f"--{name}" for name in (*_KNOWN.split(), "config", *_UNMODELLED, *_REMOVED.split())) | {graphs.CONFIG} | drafts.VLLM_KNOWN | {key.at for key in KEYS}, HOW.aliases,
     ),
     opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"},
     compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
