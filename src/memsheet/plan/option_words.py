@@ -132,6 +132,8 @@ HELP: dict[str, tuple[str, str, str]] = {
         "N",
         "Blocks of a GPU's cache, whatever is free (vLLM's num_gpu_blocks_override).",
     ),
+    "pool_tokens": (SERVING, "TOKENS", "Most tokens of a GPU's cache (SGLang's max_total_tokens)."),
+    "attention_kernels": (SERVING, "NAME", "Kernels of attention: flash, flashinfer, triton or trtllm."),
     "page_tokens": (SERVING, "TOKENS", "Tokens of one page of the cache."),
     "memory_fraction": (SERVING, "SHARE", "Share of the device that the engine may take, 0 to 1."),
     "cuda_graphs": (SERVING, "", "Capture CUDA graphs."),

@@ -62,6 +62,8 @@ def _own_options(gaps: RequestResolver) -> SglangOptions:
         graph_sequences=gaps.request.get("serving.graph_sequences"),
         state_slots=gaps.request.get("serving.state_slots"),
         state_ratio=gaps.request.get("serving.state_ratio"),
+        pool_tokens=gaps.get("serving.pool_tokens", 0, silent=True),
+        attention_kernels=gaps.request.get("serving.attention_kernels"),
     )
 
 

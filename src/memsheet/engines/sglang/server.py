@@ -252,7 +252,9 @@ def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
         for room, cell in rooms
         if room is not None
     ]
-    return Bytes(*(min(end[place] for end in ends) for place in range(3)))
+    most = sglang_options(plan).pool_tokens // page * page
+    whole = (min(end[place] for end in ends) for place in range(3))
+    return Bytes(*(min(end, most) if most else end for end in whole))
 
 
 def _table_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:

@@ -1,4 +1,4 @@
-"""What SGLang leaves of its share of memory where a model has an encoder of pictures and nobody says a share."""
+"""What SGLang leaves of its share of memory beside an encoder of pictures, where nobody says a share."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ configs/qwen3_vl.py, qwen3_5.py). transformers 5.23 has depth under that name to
 here runs on.
 """
 AS_DECODER = frozenset({"qwen2_vl"})
-"""Types whose vision_config says the decoder's width as hidden_size (configuration_qwen2_vl.py: embed_dim)."""
+"""Types whose vision_config says the decoder's width as hidden_size (configuration_qwen2_vl.py)."""
 WITHOUT_TOWER = frozenset({"gemma4_unified"})
 """Types with a vision_config and no encoder, and neither layers nor a width in it."""
 WITHOUT_CONFIG = frozenset(
     {"glmasr", "qwen2_5_omni", "qwen2_audio", "qwen3_asr", "qwen3_omni_moe", "voxtral", "whisper"}
 )
-"""Types that see nothing, and types whose vision_config lies below another config, where it is not looked for
-(getattr of hf_config).
+"""Types that see nothing, and types whose vision_config lies below another config, where it is not looked
+for (getattr of hf_config).
 """
 SHRINKING = (Reserve.TOKENS, Reserve.TOKENS_AND_CHUNKS)
 """Releases with the rule, which v0.4.8.post1 does not have."""
@@ -54,6 +54,7 @@ def has_vision_config(model: ModelSpec) -> bool:
     at=(
         "v0.5.23 arg_groups/memory_hook.py:417 adjust_mem_fraction_for_vlm; v0.5.4.post3 server_args.py:3890"
     ),
+    counts="int",
 )
 def vision_share(model: ModelSpec) -> float:
     """What is left of mem_fraction_static beside a model's encoder of pictures, 0.76 to 0.9975; 1 without."""

@@ -100,6 +100,19 @@ def _read_attention_dp_size(value: Any, values: Values) -> Mapping[str, Any]:
     return {} if value == 1 and values.get(OLD_GROUPS) is True else {"mesh.attn_dp": value}
 
 
+BACKENDS = {"fa3": "flash", "flashinfer": "flashinfer", "triton": "triton", "trtllm_mha": "trtllm"}
+"""Backends of attention whose buffers are accounted (arg_groups/choices.py, ATTENTION_BACKEND_CHOICES)."""
+
+
+def _read_backend(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"serving.attention_kernels": BACKENDS[value]} if value in BACKENDS else {}
+
+
+def _write_backend(asked: Values) -> Any:
+    kept = asked.get("serving.attention_kernels")
+    return next((name for name, plan in BACKENDS.items() if plan == kept), None)
+
+
 def _sglang_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
@@ -160,6 +173,8 @@ KEYS = (
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp8": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
         back=serving.cache_back(("fp8_e4m3",)), source="model.py:197",
     ),
+    Key(at="--max-total-tokens", says="serving.pool_tokens", source="schedule.py:39"),
+    Key(at="--attention-backend", holds=(*BACKENDS,), instead="the backend that SGLang takes by itself", out=_write_backend, back=_read_backend, source="exec_.py, attention_backend"),
     Key(at="--page-size", says="serving.page_tokens", source="schedule.py:143"),
     Key(at="--cuda-graph-max-bs", out=lambda _: None, back=lambda v, _: {"serving.graph_sequences": v}, source="v0.5.4.post3 server_args.py, cuda_graph_max_bs"),
     Key(at="--cuda-graph-max-bs-decode", says="serving.graph_sequences", source="cuda_graph.py, cuda_graph_max_bs_decode"),
@@ -274,9 +289,9 @@ weight-loader-drop-cache-after-load weight-loader-prefetch-num-threads
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "speculative-eagle-topk": (1,), "dcp-size": (1,), "attn-cp-size": (1,), "moe-dp-size": (1,), "dwdp-size": (1,), "cpu-offload-gb": (0,),
-    "attention-backend": ("fa3",), "is-embedding": (False,), "lora-backend": ("csgmv", "triton"),
+    "is-embedding": (False,), "lora-backend": ("csgmv", "triton"),
     **dict.fromkeys((
-        "config", "max-total-tokens", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking",
+        "config", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking",
         "swa-full-tokens-ratio", "disable-hybrid-swa-memory", "prefill-only-disable-kv-cache", "disable-overlap-schedule",
         "enable-mixed-chunk", "enable-hierarchical-cache", "enable-memory-saver",
         "decode-attention-backend", "prefill-attention-backend", "sampling-backend", "enable-fp32-lm-head", "cuda-graph-config",

@@ -49,6 +49,18 @@ BACKEND, ESTIMATE = "VLLM_ATTENTION_BACKEND", "VLLM_MEMORY_PROFILER_ESTIMATE_CUD
 until v0.11 (v0.8.5 envs.py); variables of the attention's backend (v0.11.0 envs.py) and of what is left for
 CUDA graphs (v0.20.2 envs.py:1736).
 """
+_BACKENDS = {
+    "FLASH_ATTN": "flash",
+    "FLASHINFER": "flashinfer",
+    "TRITON_ATTN": "triton",
+    "FLASH_ATTN_VLLM_V1": "flash",
+    "FLASHINFER_VLLM_V1": "flashinfer",
+    "TRITON_ATTN_VLLM_V1": "triton",
+}
+BACKENDS = {**_BACKENDS, **{name.lower(): plan for name, plan in _BACKENDS.items()}}
+"""Backends of attention whose buffers are accounted, by their names and those of the first releases of the
+engine (v0.11.0 platforms/interface.py), in either case (config/attention.py, validate_backend_before).
+"""
 _PROGRAM = late_pattern(r"\bvllm serve\b|\bvllm\.(?:entrypoints|v1\.engine)\.[\w.]+")
 _RELEASE = late_pattern(r"(\d+)\.(\d+)")
 ENGINE_SINCE, ENGINE_DEFAULTS = (0, 8), {"?serving.max_sequences": 128, "?serving.max_batched_tokens": 2048}
@@ -252,6 +264,15 @@ def _whole_prompts_of_the_model(values: Values) -> Mapping[str, Any]:
     )
 
 
+def _read_backend(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"serving.attention_kernels": BACKENDS[value]} if value in BACKENDS else {}
+
+
+def _write_backend(asked: Values) -> Any:
+    kept = asked.get("serving.attention_kernels")
+    return next((name for name, plan in BACKENDS.items() if plan == kept), None)
+
+
 def _vllm_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
@@ -312,6 +333,10 @@ KEYS = (
     Key(
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
         back=serving.cache_back(("fp8", "fp8_e4m3", "fp8_inc")), source="engine/arg_utils.py:1397, config/cache.py:42",
+    ),
+    Key(
+        at="--attention-backend", holds=tuple(BACKENDS), instead="the backend that vLLM takes by itself", out=_write_backend, back=_read_backend,
+        source="engine/arg_utils.py, attention_backend; v1/attention/backends/registry.py",
     ),
     Key(at="--block-size", says="serving.page_tokens", source="engine/arg_utils.py:1387, config/cache.py:187"),
     Key(
@@ -376,7 +401,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "offload-group-size": (0,),
     "runner": ("auto", "generate"), "convert": ("auto", "none"), "enable-dbo": (False,), "enable-eplb": (False,),
     "disable-sliding-window": (False,),
-    "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn", "FLASH_ATTN_VLLM_V1"),
+    "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
     "optimization-level": (2, 3),  # 2 is the default, and 3 is the same (config/vllm.py, OPTIMIZATION_LEVEL_03)
     "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "skip-mm-profiling": (False,),

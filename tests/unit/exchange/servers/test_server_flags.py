@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from memsheet import check
+from memsheet.budget import Result
 from memsheet.exchange import read_text
 from memsheet.questions.accounted import infer
 from memsheet.questions.recognised_files import PARSERS
@@ -117,3 +119,18 @@ def test_larger_graphs_take_no_less_and_leave_no_more_cache(engine: str) -> None
     assert graphs == sorted(graphs)
     assert graphs[0] < graphs[-1]
     assert tokens == sorted(tokens, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve google/gemma-3-12b-it --max-model-len 8192 --limit-mm-per-prompt '{\"image\": 2}'",
+        "vllm serve google/gemma-3-12b-it --max-model-len 8192 --language-model-only",
+        "vllm serve Qwen/Qwen3-Embedding-0.6B --runner pooling",
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-Embedding-0.6B --is-embedding",
+    ],
+)
+def test_what_fits_without_a_flag_that_only_lessens_fits_with_it(command: str, tmp_path: Any) -> None:
+    (tmp_path / "serve.sh").write_text(command + "\n")
+    checked = check(tmp_path / "serve.sh", gpus="1xH100-80GB")
+    assert checked.answer.verdict.result is Result.FITS

@@ -273,7 +273,7 @@ def test_flags_that_change_memory_and_are_not_accounted() -> None:
     assert [
         at
         for at, _ in reading(
-            "sglang serve --model-path m --enable-two-batch-overlap --attention-backend flashinfer"
+            "sglang serve --model-path m --enable-two-batch-overlap --attention-backend flashmla"
         ).unmodelled
     ] == [
         "--enable-two-batch-overlap",
