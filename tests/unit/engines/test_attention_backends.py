@@ -74,3 +74,13 @@ def test_a_pool_of_so_many_tokens_holds_no_more_and_takes_as_many_bytes() -> Non
         assert held == min(tokens, (whole.serving or {})["kv_tokens"])
         pool = capped.sheets[0].of(Component.KV_CACHE, instant=Instant.DECODE).value
         assert pool == (held + 1) * 32 * 2 * 8 * 128 * 2
+
+
+def test_a_pool_is_capped_without_a_card_too() -> None:
+    asked = {"engine": "sglang", "max_model_len": 8192, "sequences": 4}
+    whole, capped = (infer("llama-3.1-8b", **asked, **cap) for cap in ({}, {"pool_tokens": 10_000}))
+    sizes = [
+        answer.sheets[0].of(Component.KV_CACHE, instant=Instant.DECODE).value for answer in (whole, capped)
+    ]
+    assert sizes[0] == (4 * 8192 + 1) * 2**17
+    assert sizes[1] == (10_000 + 1) * 2**17
