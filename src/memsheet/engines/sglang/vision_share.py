@@ -33,6 +33,10 @@ WITHOUT_CONFIG = frozenset(
 """Types that see nothing, and types whose vision_config lies below another config, where it is not looked
 for (getattr of hf_config).
 """
+BLIND = frozenset({"gemma3", "llama4", "step3_vl", "inkling"})
+"""Types that see nothing unless --enable-multimodal says so (v0.5.23 configs/model_config.py:692,
+v0.5.4.post3 :136).
+"""
 SHRINKING = (Reserve.TOKENS, Reserve.TOKENS_AND_CHUNKS)
 """Releases with the rule, which v0.4.8.post1 does not have."""
 
@@ -43,8 +47,8 @@ def encoder_of_pictures(model: ModelSpec) -> Tower | None:
 
 
 def has_vision_config(model: ModelSpec) -> bool:
-    """Whether SGLang finds a vision_config."""
-    if model.model_type in WITHOUT_CONFIG:
+    """Whether SGLang finds a vision_config, and heeds it."""
+    if model.model_type in WITHOUT_CONFIG | BLIND:
         return False
     return encoder_of_pictures(model) is not None or model.model_type in WITHOUT_TOWER
 

@@ -36,8 +36,9 @@ def share_of(name: str, **options: object) -> float:
     ("name", "layers", "width"),
     [
         ("llava-1.5-7b", 24, 1024),
-        ("gemma-3-4b", 27, 1152),
-        ("llama-4-scout", 34, 1408),
+        ("gemma-4-31b", 27, 1152),
+        ("kimi-k2.5", 27, 1152),
+        ("intern-s1", 45, 3200),
         ("qwen2.5-vl-7b", 24, 1280),  # 32 deep, which nobody looks for
         ("qwen3-vl-8b", 24, 1152),  # 27 deep
         ("qwen2-vl-7b", 24, 3584),  # the decoder's width
@@ -51,13 +52,15 @@ def test_the_share_goes_by_what_the_vision_config_calls_layers_and_width(
     assert vision_share(spec_of(name)) == pytest.approx(0.95 * min(1.05, max(0.8, by_weights)))
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen2.5-omni-7b", "qwen3-omni-30b-a3b"])
-def test_no_vision_config_where_it_is_looked_for_leaves_the_share_alone(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "qwen2.5-omni-7b", "qwen3-omni-30b-a3b", "gemma-3-4b", "llama-4-scout"]
+)
+def test_no_vision_config_that_is_heeded_leaves_the_share_alone(name: str) -> None:
     assert vision_share(spec_of(name)) == 1.0
 
 
 def test_a_larger_encoder_never_leaves_more() -> None:
-    model = spec_of("gemma-3-4b")
+    model = spec_of("llava-1.5-7b")
     tower = encoder_of_pictures(model)
     assert tower is not None
     assert model.model_type not in COUNTED_AS_DEPTH
