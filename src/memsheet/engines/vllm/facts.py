@@ -203,18 +203,21 @@ EIGHT_BITS = {"glm_moe_dsa": EightBitDefault((10, 0), (11, 0), (0, 33, 0))}
 """v0.33.0 model_executor/models/config.py:89 GlmMoeDsaForCausalLM; DeepSeek-V3.2's stays as it is computed
 (:74).
 """
-WENT_WITH_V0 = Unserved((0, 11, 0), "went with its first engine after v0.10.2")
+WENT_WITH_V0 = Unserved((0, 11, 0), "went with its first engine after v0.10.2", "--engine transformers")
 UNSERVED = {
     **dict.fromkeys(
         ("bamba", "minimax"),
-        Unserved((0, 23, 0), "was taken out in v0.23.0", "--engine-version 0.22"),
+        Unserved((0, 23, 1), "was taken out after v0.23.0", "--engine-version 0.23"),
     ),
-    "mpt": Unserved((0, 28, 0), "was taken out in v0.28.0", "--engine-version 0.27"),
-    "bart": WENT_WITH_V0,
-    "mbart": WENT_WITH_V0,
+    "mpt": Unserved((0, 28, 1), "was taken out after v0.28.0", "--engine-version 0.28"),
+    **dict.fromkeys(("bart", "mbart", "mllama_cross"), WENT_WITH_V0),
+    **dict.fromkeys(
+        ("t5", "mt5"), Unserved((0, 0, 0), "no release of vllm has code for", "--engine transformers")
+    ),
 }
-"""v0.33.0 model_executor/models/registry.py:861, where lightning attention's models are named as they
-were; v0.11.0 registry.py, _PREVIOUSLY_SUPPORTED_MODELS.
+"""v0.33.0 model_executor/models/registry.py:842, where lightning attention's models are named as they
+were; v0.23.0 registry.py:87, 165 and v0.28.0 :177, which still have them; v0.11.0 registry.py,
+_PREVIOUSLY_SUPPORTED_MODELS.
 """
 POOLED = frozenset({"bert", "roberta", "modernbert"})
 """Encoders of v0.11.0 model_executor/models/registry.py, _EMBEDDING_MODELS and _CROSS_ENCODER_MODELS."""
