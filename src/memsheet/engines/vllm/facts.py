@@ -206,17 +206,21 @@ EIGHT_BITS = {"glm_moe_dsa": EightBitDefault((10, 0), (11, 0), (0, 33, 0))}
 WENT_WITH_V0 = Unserved((0, 11, 0), "went with its first engine after v0.10.2", "--engine transformers")
 UNSERVED = {
     **dict.fromkeys(
-        ("bamba", "minimax"),
+        ("bamba", "minimax", "baichuan", "internlm", "qwen", "xverse"),
         Unserved((0, 23, 1), "was taken out after v0.23.0", "--engine-version 0.23"),
     ),
-    "mpt": Unserved((0, 28, 1), "was taken out after v0.28.0", "--engine-version 0.28"),
+    "aquila": Unserved((0, 24, 1), "was taken out after v0.24.0", "--engine-version 0.24"),
+    **dict.fromkeys(
+        ("mpt", "RefinedWeb", "RefinedWebModel", "stablelm_epoch"),
+        Unserved((0, 28, 1), "was taken out after v0.28.0", "--engine-version 0.28"),
+    ),
     **dict.fromkeys(("bart", "mbart", "mllama_cross"), WENT_WITH_V0),
     **dict.fromkeys(
         ("t5", "mt5"), Unserved((0, 0, 0), "no release of vllm has code for", "--engine transformers")
     ),
 }
 """v0.33.0 model_executor/models/registry.py:842, where lightning attention's models are named as they
-were; v0.23.0 registry.py:87, 165 and v0.28.0 :177, which still have them; v0.11.0 registry.py,
+were; v0.23.0 registry.py:81-200 and v0.28.0 :177, which still have them; v0.11.0 registry.py,
 _PREVIOUSLY_SUPPORTED_MODELS.
 """
 POOLED = frozenset({"bert", "roberta", "modernbert"})

@@ -515,6 +515,9 @@ def test_the_weights_line_counts_what_a_block_keeps() -> None:
     [
         ("mpt-7b", "0.28.0", "0.29.0"),
         ("bamba-9b", "0.23.0", "0.24.0"),
+        ("qwen-7b", "0.23.0", "0.24.0"),
+        ("baichuan2-7b", "0.23.0", "0.33.0"),
+        ("internlm-7b", "0.23.0", "0.33.0"),
         ("bart-base", None, "0.11.0"),
         ("llama-3.2-11b-vision", None, "0.11.0"),
         ("t5-base", None, "0.6.6"),
