@@ -15,12 +15,13 @@ from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.flag_abbreviations import whole_names
 from memsheet.exchange.shared.graph_sizes import largest_of_sizes
+from memsheet.exchange.shared.rotary_overrides import rotary_place, with_rotary_overrides
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_releases import sglang_of
 
 VERSION = "SGLang 0.5.23"
 EAGER, LAYERS, OLD_GROUPS = "--disable-cuda-graph", "SGLANG_PP_LAYER_PARTITION", "--enable-dp-attention"
-SENT = "--moe-a2a-backend"
+SENT, OVERRIDES = "--moe-a2a-backend", "--json-model-override-args"
 LARGEST_GRAPH = ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
 """Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's
@@ -57,6 +58,7 @@ def _parse_sglang_command(text: str) -> Mapping[str, Any]:
         for at, value in serving.parse_server_command(HOW, text, (key.at for key in KEYS)).items()
         if value != "auto"
     }
+    said = dict(with_rotary_overrides(said, OVERRIDES, "--context-length"))
     return serving.without_worker_flags(text, serving.as_typed(said, _is_flag), _is_flag)
 
 
@@ -309,7 +311,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 FORMAT: Format = Format(
     name="sglang", file="sglang.sh", kind="shell", tested=VERSION, engines=("sglang",), keys=KEYS, marks=frozenset({"--model-path"}),
-    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset({serving.WORKER_FLAGS, *(f"--{name}" for name in _KNOWN.split())}),
+    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset({serving.WORKER_FLAGS, rotary_place(OVERRIDES), *(f"--{name}" for name in _KNOWN.split())}),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}}, taken=serving.variable_default_remarks, released=sglang_of, problems=_sglang_plan_problems, strict=("",), opens=serving.is_open_flag,
     rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}, HOW.aliases),
     said={"task": "infer", "engine": "sglang"}, fixed=drafts.draft_chain_width, compose=lambda values, _: serving.compose_server_command(HOW, values), parse=_parse_sglang_command,

@@ -15,6 +15,7 @@ from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.flag_abbreviations import whole_names
+from memsheet.exchange.shared.rotary_overrides import rotary_place, with_rotary_overrides
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_script import DEMO_MODULE, ENGINE_MODULE, OFFLINE_MODULE
 from memsheet.exchange.shared.serve_script import VERSION as RELEASE
@@ -28,7 +29,7 @@ with late_functions(__name__):
 
 
 VERSION = "vLLM 0.33.0"
-CONFIG = "--config"
+CONFIG, OVERRIDES = "--config", "--hf-overrides"
 DEEPEP = "deepep_high_throughput"
 EXPERTS, EAGER, LAYERS = "--enable-expert-parallel", "--enforce-eager", "VLLM_PP_LAYER_PARTITION"
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
@@ -105,6 +106,7 @@ def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     said = {at: value for at, value in found.items() if value != "auto"}
+    said = with_rotary_overrides(said, OVERRIDES, "--max-model-len")
     return serving.without_worker_flags(text, serving.as_typed(said, _is_flag), _is_flag)
 
 
@@ -445,7 +447,7 @@ first argument in Unsloth is ``max_seq_length``: unslothai/unsloth 015bdef unslo
 
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
-    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | graphs.KNOWN | {serving.WORKER_FLAGS},
+    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | {rotary_place(OVERRIDES)} | drafts.VLLM_KNOWN | graphs.KNOWN | {serving.WORKER_FLAGS},
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, **graphs.UNMODELLED, WHOLE_PROMPTS: ()},
     absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,), by_groups=lambda tree: served_settings(tree, _SHARE, _OF_SETTINGS),
     problems=_vllm_plan_problems, strict=("",),

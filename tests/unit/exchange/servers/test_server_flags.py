@@ -134,3 +134,28 @@ def test_what_fits_without_a_flag_that_only_lessens_fits_with_it(command: str, t
     (tmp_path / "serve.sh").write_text(command + "\n")
     checked = check(tmp_path / "serve.sh", gpus="1xH100-80GB")
     assert checked.answer.verdict.result is Result.FITS
+
+
+YARN = '{"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}'
+STRETCHED = {
+    "vllm": f"{LAUNCHES['vllm']} --max-model-len 131072 --hf-overrides",
+    "sglang": f"{LAUNCHES['sglang']} --context-length 131072 --json-model-override-args",
+}
+
+
+def verdict_of(command: str, folder: Any) -> Any:
+    (folder / "serve.sh").write_text(command + "\n")
+    return check(folder / "serve.sh", gpus="1xH100-80GB").answer.verdict.result
+
+
+@pytest.mark.parametrize("command", STRETCHED.values(), ids=list(STRETCHED))
+def test_positions_that_a_command_stretches_move_no_byte_where_it_says_the_length(
+    command: str, tmp_path: Any
+) -> None:
+    assert verdict_of(f"{command} '{YARN}'", tmp_path) is Result.FITS
+    other = YARN[:-1] + ', "num_hidden_layers": 4}'
+    assert verdict_of(f"{command} '{other}'", tmp_path) is Result.UNCERTAIN
+
+
+def test_positions_without_a_length_leave_the_verdict_open(tmp_path: Any) -> None:
+    assert verdict_of(f"{LAUNCHES['vllm']} --hf-overrides '{YARN}'", tmp_path) is Result.UNCERTAIN
