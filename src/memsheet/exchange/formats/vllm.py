@@ -106,7 +106,7 @@ def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     said = {at: value for at, value in found.items() if value != "auto"}
-    said = with_rotary_overrides(said, OVERRIDES, "--max-model-len")
+    said = dict(with_rotary_overrides(said, OVERRIDES, "--max-model-len"))
     return serving.without_worker_flags(text, serving.as_typed(said, _is_flag), _is_flag)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from memsheet.exchange.shared.file_format import Values
 
 ROTARY = frozenset({"rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings"})
-"""Keys by which a model turns its queries and keys, and how far: no byte where the length is said. The table of
-angles is as long as the positions (vllm-project/vllm v0.33.0 model_executor/layers/rotary_embedding/base.py).
+"""Keys by which a model turns its queries and keys, and how far: no byte where the length is said. The table
+of angles is as long as the positions (vllm-project/vllm v0.33.0
+model_executor/layers/rotary_embedding/base.py).
 """
 MOST_TEXT = 1 << 16
 
