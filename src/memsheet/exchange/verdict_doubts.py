@@ -60,16 +60,20 @@ v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is 
 
 LESSENING = late_pattern(
     r"activation_offloading$|enable_liger_kernel\b|freeze_language_model$|script\.(?:labels|frozen|unmade)$"
-    r"|--(?:task|runner|convert)$"
+    r"|--(?:task|runner|convert|is-embedding|limit-mm-per-prompt|limit-mm-data-per-request)$"
+    r"|--(?:language-model-only|enable-multimodal|disable-overlap-schedule)$"
 )
 """Kernels of Liger's, which keep and pass no more than what they stand for: norms keep their input and a
-number a row, the gated product its two inputs, rotary embeddings and the gradient of logits are made in place
-(linkedin/Liger-Kernel src/liger_kernel/ops/rms_norm.py, swiglu.py, rope.py, cross_entropy.py). What is moved
-to the host is not on the card (trl/models/activation_offloading.py). A model of which a part is frozen holds
-no more than one that trains whole, and one that tells some labels apart no more than one that tells a
-vocabulary's tokens. A server that hands back vectors or scores has neither the output matrix nor a sampler
-(vllm-project/vllm v0.11.0 model_executor/models/adapters.py, as_embedding_model). What fits without
-them fits with them.
+number a row, the gated product its two inputs, rotary embeddings and the gradient of logits are made in
+place (linkedin/Liger-Kernel src/liger_kernel/ops/rms_norm.py, swiglu.py, rope.py, cross_entropy.py). What is
+moved to the host is not on the card (trl/models/activation_offloading.py). A model of which a part is frozen
+holds no more than one that trains whole, and one that tells some labels apart no more than one that tells a
+vocabulary's tokens. A server that is shown fewer pictures at once holds no more than one that is shown as
+many as a batch has room for, which is what its sheet has; SGLang leaves a share of memory to pictures alone
+where it is to see, and keeps no second batch's places where none is prepared beside (sgl-project/sglang
+v0.5.23 arg_groups/memory_hook.py:332, managers/overlap_utils.py). A server that hands back vectors or scores
+has neither the output matrix nor a sampler (vllm-project/vllm v0.11.0 model_executor/models/adapters.py,
+as_embedding_model). What fits without them fits with them.
 """
 
 

@@ -13,7 +13,7 @@ from memsheet.plan.defaults import CACHE_DTYPES
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_options import EngineOptions
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.model import ModelSpec, Role, StoredQuantization
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import (
     AdapterKind,
@@ -312,12 +312,17 @@ class EngineRules:
     """
 
     own_options: Callable[[RequestResolver], EngineOptions] = lambda _: EngineOptions()
-    check_start: Callable[[RequestResolver, ModelSpec | None], None] = lambda *_: None
+    # of what is taken where nobody says, what the model changes
+    usual_options: Callable[[RequestResolver, ModelSpec | None, Mapping[str, Any]], Mapping[str, Any]] = (
+        lambda _, __, usual: usual
+    )
     check_pages: Callable[[RequestResolver, int, ModelSpec | None], None] = lambda *_: None
     check_mesh: Callable[[RequestResolver, Mesh, ModelSpec | None], None] = lambda *_: None
     check_cache: Callable[[RequestResolver, DType, Precision, ModelSpec | None], None] = lambda *_: None
     # of weights, by a name that only its files have
     stored_dtype: Callable[[str], DType | None] = lambda _: None
+    # whether released weights stay as they are stored
+    keeps_stored: Callable[[StoredQuantization], bool] = lambda _: True
     # the room for adapters that is asked for; None where no such room is modelled
     served_adapters: Callable[[RequestResolver, ModelSpec | None, Mesh, Precision], ServedAdapters] | None = (
         None

@@ -21,7 +21,7 @@ SHORT: dict[str, str] = {
     "max_model_len": "serving.max_model_len", "sequences": "serving.max_sequences", "max_batched_tokens": "serving.max_batched_tokens",
     "kv_dtype": "serving.kv_dtype", "page_tokens": "serving.page_tokens", "memory_fraction": "serving.memory_fraction",
     "k_dtype": "serving.k_dtype", "gpu_layers": "serving.gpu_layers", "host_experts": "serving.host_experts", "tensor_split": "serving.tensor_split", "split_mode": "serving.split_mode", "main_gpu": "serving.main_gpu", "mla_mode": "serving.mla_mode", "attn_max_batch": "serving.attn_max_batch", "dp_lm_head": "serving.dp_lm_head", "dp_dense": "serving.dp_dense", "expert_dispatch": "serving.dispatch", "offline_inference": "serving.offline_inference", "graph_sequences": "serving.graph_sequences", "state_slots": "serving.state_slots", "state_ratio": "serving.state_ratio", "host_weights_gib": "serving.host_weights_gib",
-    "kv_cache_bytes": "serving.kv_cache_bytes", "kv_blocks": "serving.kv_blocks",
+    "kv_cache_bytes": "serving.kv_cache_bytes", "kv_blocks": "serving.kv_blocks", "pool_tokens": "serving.pool_tokens", "attention_kernels": "serving.attention_kernels",
     "max_loras": "serving.max_loras", "max_cpu_loras": "serving.max_cpu_loras", "fully_sharded_loras": "serving.fully_sharded_loras", "lora_dtype": "adapter.dtype",
     "moe_dispatch": "moe.dispatch", "moe_capacity_factor": "moe.capacity_factor", "moe_pad_to_capacity": "moe.pad_to_capacity",
     "moe_balanced": "moe.balanced", "speculative": "speculative.method", "draft_model": "speculative.model", "speculative_tokens": "speculative.tokens",

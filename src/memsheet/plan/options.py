@@ -134,6 +134,8 @@ class InferOptions(TrainOptions, total=False):
     host_weights_gib: float | None
     kv_cache_bytes: int | None
     kv_blocks: int | None
+    pool_tokens: int | None
+    attention_kernels: str | None
     max_loras: int | None
     max_cpu_loras: int | None
     fully_sharded_loras: bool | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.rotary_overrides import rotary_place
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
@@ -14,7 +15,8 @@ from memsheet.questions.named_models import model_of
 from memsheet.resolve.length import derived_max_length
 
 LENGTH = "serving.max_model_len"
-STRETCHES = ("--rope-scaling", "--rope-theta", "--hf-overrides", "--json-model-override-args")
+OBJECTS = ("--hf-overrides", "--json-model-override-args")
+STRETCHES = ("--rope-scaling", "--rope-theta", *OBJECTS, *map(rotary_place, OBJECTS))
 """Flags that change a model's positions (vLLM engine/arg_utils.py; SGLang server_args.py)."""
 GOES_BEYOND = late_pattern(
     r"(?:VLLM_ALLOW_LONG_MAX_MODEL_LEN|SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)\W{1,4}(?:1|[Tt]rue)\b"

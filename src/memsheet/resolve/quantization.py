@@ -316,6 +316,12 @@ def _stored_quantization(
         return None
     if in_files:
         _check_gguf_mix(gaps, stored.weights, engine)
+    if not rules_of(engine.name).keeps_stored(stored):
+        gaps.assumed.append(
+            f"quantization.weights = none (released in {stored.weights}, which {engine.name}'s converter "
+            "unpacks; a file of fewer bits: --quantize gguf:Q4_K_M)"
+        )
+        return None
     if needed := missing_compute_capability(engine, stored.method, cluster):
         gaps.assumed.append(
             f"quantization.weights = none (transformers dequantizes released {stored.method} below "

@@ -140,7 +140,8 @@ def check_served_families(gaps: RequestResolver, engine: Engine, model: ModelSpe
         number = ".".join(map(str, first))
         why = f"has no code for {model.model_type}, which {engine.name} serves since {number}"
         gaps.wrong("engine_version", gaps.request.get("engine_version"), why, f"--engine-version {number}")
-    for kind in sorted(kinds_of(model)) if task == "infer" else ():
+    own = {model.source.own_code} - {""} if model is not None else set()
+    for kind in sorted(kinds_of(model) | own) if task == "infer" else ():
         found = engine.serving.unserved.get(kind)
         if found is not None and found.since <= version:
             reason = f"does not serve {kind} here, which {found.why}"
@@ -191,9 +192,9 @@ def usual_options(
         return {}
     latents = [mixer for mixer in model.mixers() if isinstance(mixer, LatentAttention)] if model else []
     sparse = any(mixer.index_dim for mixer in latents)
-    rules_of(engine.name).check_start(gaps, model)
     device = cluster.device if cluster else None
-    return engine.served(gaps.request, device, mesh, latent=bool(latents), sparse=sparse)
+    usual = engine.served(gaps.request, device, mesh, latent=bool(latents), sparse=sparse)
+    return rules_of(engine.name).usual_options(gaps, model, usual)
 
 
 def workload_groups(

@@ -122,6 +122,12 @@ def _of_the_model(plan: Plan, model: ModelSpec) -> Iterator[Rule]:
             reason,
             LEAVE,
         )
+        yield (
+            ("serving.attention_kernels",),
+            _matches_any_value,
+            f"is of attention, and {model.name} has none",
+            LEAVE,
+        )
 
 
 def _of_serving(plan: Plan, engine: Engine) -> Iterator[Rule]:

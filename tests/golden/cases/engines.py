@@ -177,6 +177,8 @@ VLLM: dict[str, Callable[[], Cases]] = {
     "vllm.lora_buffers.routed_bytes": lambda: {"in order": call(spec(MOE), adapted("vllm", MOE), NEW, TOKENS, in_order=True)},
     "vllm.server._available_kv_cache_bytes": lambda: {"": call(serving("vllm"), release_of(None), CARD, [LOADED])},
     "vllm.attention_buffers.latent_workspace_bytes": lambda: {"latent": call(spec(LATENT), serving("vllm", LATENT))},
+    "vllm.attention_buffers.flashinfer_workspace_bytes": lambda: {"": call(spec(), serving("vllm"), NEW)},
+    "vllm.attention_buffers.flashinfer_bytes": lambda: {"": call(spec(), serving("vllm"), NEW, symbol("largest"))},
     "vllm.speculative.decode_step_peak": lambda: {"": call(with_draft(), drafted("vllm"), release_of(None), TOKENS)},
     "vllm.speculative.drafting_run_peak": lambda: {"": call(PEAK, with_draft(), drafted("vllm"), TOKENS)},
     "vllm.speculative.proposer_bytes": lambda: {"": call(draft_of(with_draft(), drafted("vllm")), drafted("vllm"), second=False, embeds=True)},  # type: ignore[arg-type]

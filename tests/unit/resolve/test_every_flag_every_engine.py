@@ -67,6 +67,7 @@ THE_SAME: dict[tuple[str, Any], tuple[tuple[str, ...], str]] = {
     ("moe.grouped_gemm", True): (("megatron",), "that is what is accounted, and false is said to be accounted likewise"),
     ("moe.permute_fusion", True): (("megatron",), "likewise"), ("compile", True): (("vllm",), "it compiles by itself"),
     ("loss", "plain"): (MODELLED, "no loss is computed in inference"), ("serving.dispatch", "gather"): (MODELLED, "what is done where nobody says"),
+    ("serving.attention_kernels", "flash"): (("vllm", "sglang"), "what both take on that card where nobody says"),
     ("serving.prompt_tokens", 64): (("llama.cpp",), "cells of the whole length are there from the start, and prompts are read in pieces of one size"),
     ("serving.split_mode", "layer"): (("llama.cpp",), "what it does where nobody says"), ("serving.split_mode", "none"): (("llama.cpp",), "on one card there is nothing to deal"),
     ("allocator.expandable_segments", True): (("fsdp2", "torchtitan"), "replayed: the segments of so small a model leave as little between them"),

@@ -12,8 +12,13 @@ from memsheet.plan.dtypes import BF16, FP16, FP32, dtype_named
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import linear_names
-from memsheet.plan.model import ModelSpec
+from memsheet.plan.model import ModelSpec, StoredQuantization
 from memsheet.plan.plan import Mesh, Precision, ServedAdapters
+
+UNPACKED = frozenset({"fp8", "gptq", "compressed-tensors"})
+"""Released formats that a GGUF file has no types for, whose tensors are whole in it unless somebody quantizes
+them again (ggml-org/llama.cpp 00bd27a6 conversion/base.py dequant_model).
+"""
 
 
 def _own_options(gaps: RequestResolver) -> LlamaCppOptions:
@@ -97,4 +102,13 @@ def _read_adapters(gaps: RequestResolver, model: ModelSpec | None, _: Mesh, __: 
     return loaded_adapters(gaps, dtype, tuple(given))
 
 
-RULES = EngineRules(own_options=_own_options, served_adapters=_read_adapters, stored_dtype=gguf_named)
+def _keeps_stored(stored: StoredQuantization) -> bool:
+    return stored.method not in UNPACKED
+
+
+RULES = EngineRules(
+    own_options=_own_options,
+    served_adapters=_read_adapters,
+    stored_dtype=gguf_named,
+    keeps_stored=_keeps_stored,
+)

@@ -4,11 +4,12 @@ of where every token of every sequence is. It is made after the pool, from what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.engines.sglang.facts import Release
+from memsheet.engines.sglang.options import sglang_options
 from memsheet.formulas.runtime import NVIDIA
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Device
@@ -63,7 +64,7 @@ class Asked:
 
 @formula(
     cites=SGLANG,
-    at="v0.5.23 layers/attention/flashattention_backend.py:2443: a page's number, in each kind of window",
+    at="v0.5.23 layers/attention/flashattention_kernels.py:2443: a page's number, in each kind of window",
 )
 def paged_tables(asked: Asked) -> Bytes:
     """Bytes of the tables of pages that FlashAttention and TensorRT-LLM's kernels read."""
@@ -161,6 +162,8 @@ def _backends(
     """
     mixers = part.mixers()
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    if said := sglang_options(plan).attention_kernels:
+        return BACKENDS[said], ()
     sinks = any(isinstance(mixer, Attention) and mixer.sinks for mixer in mixers)
     usual: Backend = triton_bytes if latent or sinks else flashinfer_bytes
     named = device is not None and device.vendor in (NVIDIA, "")
@@ -178,3 +181,9 @@ def _backends(
 def _trtllm_bytes(asked: Asked) -> Bytes:
     tables = paged_tables(asked)
     return Bytes(tables.low, tables.value + WIDE_WORKSPACE, tables.high + WIDE_WORKSPACE)
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "flash": paged_tables, "flashinfer": flashinfer_bytes, "triton": triton_bytes, "trtllm": _trtllm_bytes,
+}  # fmt: skip
+"""By the names that a plan has for them."""

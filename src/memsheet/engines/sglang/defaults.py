@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from memsheet.engines.sglang.adapter_room import sglang_adapters
-from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
+from memsheet.engines.sglang.facts import (
+    ATTENTION_GROUPS,
+    GROUPS_SINCE,
+    UNEQUAL_SINCE,
+    release_of,
+    version_of,
+)
 from memsheet.engines.sglang.options import SglangOptions
+from memsheet.engines.sglang.vision_share import WITHOUT_CONFIG, has_vision_config, leaves_share, vision_share
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Role
 from memsheet.plan.plan import Mesh
+
+SHARE = "serving.memory_fraction"
 
 
 def _check_mesh(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:
@@ -50,26 +62,38 @@ def _own_options(gaps: RequestResolver) -> SglangOptions:
         graph_sequences=gaps.request.get("serving.graph_sequences"),
         state_slots=gaps.request.get("serving.state_slots"),
         state_ratio=gaps.request.get("serving.state_ratio"),
+        pool_tokens=gaps.get("serving.pool_tokens", 0, silent=True),
+        attention_kernels=gaps.request.get("serving.attention_kernels"),
     )
 
 
-def _has_tower(model: ModelSpec) -> bool:
-    """Of a recorded model: matrices beside its layers."""
-    recorded = model.recording is not None and any(weight.role is Role.LINEAR for weight in model.extras)
-    return bool(model.towers) or recorded
+def _has_unread_tower(model: ModelSpec) -> bool:
+    """Of a recorded model: matrices beside its layers, which may be an encoder of pictures."""
+    return (
+        model.recording is not None
+        and model.model_type not in WITHOUT_CONFIG
+        and any(weight.role is Role.LINEAR for weight in model.extras)
+    )
 
 
-def _check_start(gaps: RequestResolver, model: ModelSpec | None) -> None:
-    """A share of memory that nobody says is lowered for models with a tower."""
-    if model is None or not _has_tower(model) or gaps.request.get("serving.memory_fraction") is not None:
-        return
-    reason = "is lowered for a tower by a rule that is not modelled (adjust_mem_fraction_for_vlm)"
-    gaps.wrong("serving.memory_fraction", None, reason, "give it, for example --memory-fraction 0.8")
+def _usual_options(
+    gaps: RequestResolver, model: ModelSpec | None, usual: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """A share of memory that nobody says is lowered for models with an encoder of pictures."""
+    if model is None or gaps.request.get(SHARE) is not None:
+        return usual
+    release = release_of(gaps.request.get("engine_version"))
+    if _has_unread_tower(model) or (has_vision_config(model) and not leaves_share(release)):
+        where = "an encoder whose size is not read here" if leaves_share(release) else "pictures"
+        reason = f"is lowered for {where} by a rule that is not modelled for {release.tag}"
+        gaps.wrong(SHARE, None, reason, "give it, for example --memory-fraction 0.8")
+        return usual
+    return {**usual, SHARE: usual[SHARE] * vision_share(model)}
 
 
 RULES = EngineRules(
     own_options=_own_options,
-    check_start=_check_start,
+    usual_options=_usual_options,
     check_mesh=_check_mesh,
     served_adapters=sglang_adapters,
 )

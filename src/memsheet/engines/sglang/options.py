@@ -14,13 +14,15 @@ class SglangOptions(EngineOptions):
     """``dp_lm_head``: with data-parallel attention, each group has the whole output matrix.
     ``graph_sequences``: of a group's largest CUDA graph, where they are said. Slots of
     recurrent states, over all groups that attend by themselves, or else ``state_ratio``: bytes of them for
-    each byte of tokens.
+    each byte of tokens. ``pool_tokens``: of the pool at most; 0 where nobody says.
     """
 
     dp_lm_head: bool = False
     graph_sequences: int | None = None
     state_slots: int | None = None
     state_ratio: float | None = None
+    pool_tokens: int = 0
+    attention_kernels: str | None = None
 
     def of_one_group(self, groups: int) -> Self:
         if self.state_slots is None:

@@ -236,13 +236,13 @@ def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
         plan.cache.page_tokens or 1,
         plan.serving.cached_sequences * given_or(plan.serving.max_model_len, 1),
     )
+    most = sglang_options(plan).pool_tokens
     rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
     if not rooms and any(stage.states.bytes.high for stage in stages):
-        return Bytes.exact(
-            given_or(plan.serving.max_model_len, 1) // page * page
-        )  # without attention: v0.5.23 model_executor/pool_configurator.py:246
+        alone = most or given_or(plan.serving.max_model_len, 1)
+        return Bytes.exact(alone // page * page)  # v0.5.23 model_executor/pool_configurator.py:246
     if not rooms or any(room is None for room, _ in rooms):
-        return Bytes.exact(asked)
+        return Bytes.exact(minimum(asked, most) if most else asked)
     ahead = int(ahead_tokens(plan))
     ends = [
         [
@@ -252,7 +252,8 @@ def _token_pool_tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
         for room, cell in rooms
         if room is not None
     ]
-    return Bytes(*(min(end[place] for end in ends) for place in range(3)))
+    whole = (min(end[place] for end in ends) for place in range(3))
+    return Bytes(*(min(end, most // page * page) if most else end for end in whole))
 
 
 def _table_requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:

@@ -71,10 +71,15 @@ def _own_options(gaps: RequestResolver) -> VllmOptions:
     if given and version_of(gaps.request.get("engine_version")) < GIVEN_POOL_SINCE:
         reason = "does not exist in that release of vllm"
         gaps.wrong("serving.kv_cache_bytes", given, reason, "0.10.2 or newer, or --memory-fraction")
+    if (backend := gaps.request.get("serving.attention_kernels")) == "trtllm":
+        reason = "is no backend of attention that vllm names"
+        gaps.wrong("serving.attention_kernels", backend, reason, "--attention-kernels flashinfer")
     return VllmOptions(
         host_weights_gib=gaps.get("serving.host_weights_gib", 0, silent=True),
         kv_cache_bytes=given,
         kv_blocks=gaps.get("serving.kv_blocks", 0, silent=True),
+        graph_sequences=gaps.request.get("serving.graph_sequences"),
+        attention_kernels=gaps.request.get("serving.attention_kernels"),
     )
 
 

@@ -203,18 +203,25 @@ EIGHT_BITS = {"glm_moe_dsa": EightBitDefault((10, 0), (11, 0), (0, 33, 0))}
 """v0.33.0 model_executor/models/config.py:89 GlmMoeDsaForCausalLM; DeepSeek-V3.2's stays as it is computed
 (:74).
 """
-WENT_WITH_V0 = Unserved((0, 11, 0), "went with its first engine after v0.10.2")
+WENT_WITH_V0 = Unserved((0, 11, 0), "went with its first engine after v0.10.2", "--engine transformers")
 UNSERVED = {
     **dict.fromkeys(
-        ("bamba", "minimax"),
-        Unserved((0, 23, 0), "was taken out in v0.23.0", "--engine-version 0.22"),
+        ("bamba", "minimax", "baichuan", "internlm", "qwen", "xverse"),
+        Unserved((0, 23, 1), "was taken out after v0.23.0", "--engine-version 0.23"),
     ),
-    "mpt": Unserved((0, 28, 0), "was taken out in v0.28.0", "--engine-version 0.27"),
-    "bart": WENT_WITH_V0,
-    "mbart": WENT_WITH_V0,
+    "aquila": Unserved((0, 24, 1), "was taken out after v0.24.0", "--engine-version 0.24"),
+    **dict.fromkeys(
+        ("mpt", "RefinedWeb", "RefinedWebModel", "stablelm_epoch"),
+        Unserved((0, 28, 1), "was taken out after v0.28.0", "--engine-version 0.28"),
+    ),
+    **dict.fromkeys(("bart", "mbart", "mllama_cross"), WENT_WITH_V0),
+    **dict.fromkeys(
+        ("t5", "mt5"), Unserved((0, 0, 0), "no release of vllm has code for", "--engine transformers")
+    ),
 }
-"""v0.33.0 model_executor/models/registry.py:861, where lightning attention's models are named as they
-were; v0.11.0 registry.py, _PREVIOUSLY_SUPPORTED_MODELS.
+"""v0.33.0 model_executor/models/registry.py:842, where lightning attention's models are named as they
+were; v0.23.0 registry.py:81-200 and v0.28.0 :177, which still have them; v0.11.0 registry.py,
+_PREVIOUSLY_SUPPORTED_MODELS.
 """
 POOLED = frozenset({"bert", "roberta", "modernbert"})
 """Encoders of v0.11.0 model_executor/models/registry.py, _EMBEDDING_MODELS and _CROSS_ENCODER_MODELS."""
@@ -274,7 +281,7 @@ ENGINE = server_engine(
     ),
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens", "serving.dispatch",
-        "serving.shared_prefix_tokens", "serving.offline_inference", "serving.host_weights_gib", "serving.kv_cache_bytes", "serving.kv_blocks",
+        "serving.shared_prefix_tokens", "serving.offline_inference", "serving.host_weights_gib", "serving.kv_cache_bytes", "serving.kv_blocks", "serving.graph_sequences", "serving.attention_kernels",
         "serving.fully_sharded_loras", *SERVED_ADAPTERS,
     }),
     splits_experts_over_tp=True,

@@ -6,6 +6,7 @@ from functools import reduce
 
 from memsheet.arith import Count, ceil_div, given_or, maximum, minimum, round_up
 from memsheet.engines.vllm.drafting import GRAPHS_OF_TOKENS_SINCE
+from memsheet.engines.vllm.options import vllm_options
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.runtime import NVIDIA, cublas_workspace_bytes
 from memsheet.formulas.serving.drafts import verified_tokens
@@ -75,8 +76,10 @@ def recorded_by(release: Release) -> Recorded:
     at="v0.8.5 config.py:3975, v0.11.0 config/scheduler.py:227, v0.33.0 config/vllm.py:2463",
 )
 def largest_recorded(plan: Plan, release: Release, device: Device | None) -> Count:
-    """Tokens of the largest graph."""
+    """Tokens of the largest graph: as said, no more than a batch."""
     recorded = recorded_by(release)
+    if (said := vllm_options(plan).graph_sequences) is not None:
+        return minimum(said, given_or(plan.serving.max_batched_tokens, said))
     asked = maximum(verified_rows(plan, release), 1)
     if not recorded.pieces:
         asked = round_up(ceil_div(asked, 2), 8)

@@ -12,11 +12,15 @@ class VllmOptions(EngineOptions):
     """``host_weights_gib``: GiB of a GPU's layers that lie in host memory (``--cpu-offload-gb``).
     ``kv_cache_bytes``, ``kv_blocks``: the pool of a GPU in bytes (``--kv-cache-memory-bytes``) or in blocks
     (``--num-gpu-blocks-override``), in place of what the fraction leaves; 0 where nobody says.
+    ``graph_sequences``: tokens of the largest CUDA graph (``max_cudagraph_capture_size``), where they are
+    said.
     """
 
     host_weights_gib: float = 0
     kv_cache_bytes: int = 0
     kv_blocks: int = 0
+    graph_sequences: int | None = None
+    attention_kernels: str | None = None
 
 
 def vllm_options(plan: Plan) -> VllmOptions:

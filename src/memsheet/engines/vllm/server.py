@@ -165,7 +165,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         *graphs,
         *draft_graphs(part, plan, release, largest, cluster),
         *outside,
-        attention_item(part, plan, cluster.device if cluster else None),
+        attention_item(part, plan, release, cluster.device if cluster else None, largest),
     ]
     weights = sum_byte_ranges(
         item.at[Instant.LOAD]

@@ -11,7 +11,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.shared import serve_command as serving
-from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
+from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values, is_key
 from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_file_types, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.patterns import late_pattern
@@ -92,7 +92,9 @@ HOW = Command(
 
 def _parse_llama_command(text: str) -> Mapping[str, Any]:
     """The command's flags; the model by whichever of them names it."""
-    found = dict(serving.parse_server_command(HOW, text, (key.at for key in KEYS)))
+    found = serving.as_typed(
+        serving.parse_server_command(HOW, text, (key.at for key in KEYS)), lambda at: is_key(FORMAT, at)
+    )
     if "--model" not in found:
         return found
     repository, file = found.pop("--hf-repo", None), found.pop("--hf-file", None)

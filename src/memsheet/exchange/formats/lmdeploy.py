@@ -10,7 +10,7 @@ from typing import Any
 
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import stand_in_server as beside
-from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_script import IMAGES
 
@@ -37,7 +37,9 @@ def _parse_lmdeploy_command(text: str) -> Mapping[str, Any]:
     """The command's flags, with the share of what is free at the place that servers' shares stand at."""
     if "lmdeploy" not in text:
         return {}
-    found = dict(serving.parse_server_command(HOW, text, (key.at for key in KEYS)))
+    found = serving.as_typed(
+        serving.parse_server_command(HOW, text, (key.at for key in KEYS)), lambda at: is_key(FORMAT, at)
+    )
     if not found:
         return {}
     share = found.get(SHARE, USUAL_SHARE)
@@ -100,5 +102,5 @@ FORMAT: Format = Format(
         "--rope-scaling-factor": (0, 0.0), "--vision-max-batch-size": (1,), "--disable-vision-encoder": (False,), "--dllm-block-length": (),
         "--speculative-algorithm": (), "--speculative-draft-model": (), "--speculative-num-draft-tokens": (),
     },
-    taken=serving.variable_default_remarks, said={"task": "infer", "engine": "vllm"}, parse=_parse_lmdeploy_command,
+    taken=serving.variable_default_remarks, strict=("",), opens=serving.is_open_flag, said={"task": "infer", "engine": "vllm"}, parse=_parse_lmdeploy_command,
 )  # fmt: skip

@@ -14,12 +14,15 @@ from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.flag_abbreviations import whole_names
+from memsheet.exchange.shared.graph_sizes import largest_of_sizes
+from memsheet.exchange.shared.rotary_overrides import rotary_place, with_rotary_overrides
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_releases import sglang_of
 
 VERSION = "SGLang 0.5.23"
 EAGER, LAYERS, OLD_GROUPS = "--disable-cuda-graph", "SGLANG_PP_LAYER_PARTITION", "--enable-dp-attention"
-SENT = "--moe-a2a-backend"
+SENT, OVERRIDES = "--moe-a2a-backend", "--json-model-override-args"
+LARGEST_GRAPH = ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode")
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
 """Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's
 own, which needs no flag.
@@ -44,7 +47,7 @@ HOW = Command(
         "--delete-ckpt-after-loading", "--incremental-streaming-output", "--prefill-only-disable-kv-cache", "--speculative-adaptive",
         "--weight-loader-disable-mmap", "--quantize-and-serve",
     }),
-    lists=adapters.LISTS, words=frozenset({"--served-model-name", "--api-key", "--admin-api-key", "--revision", "--tokenizer-path"}),
+    lists=adapters.LISTS | {"--cuda-graph-bs", "--cuda-graph-bs-decode", "--cuda-graph-bs-prefill"}, words=frozenset({"--served-model-name", "--api-key", "--admin-api-key", "--revision", "--tokenizer-path"}),
 )  # fmt: skip
 
 
@@ -55,7 +58,12 @@ def _parse_sglang_command(text: str) -> Mapping[str, Any]:
         for at, value in serving.parse_server_command(HOW, text, (key.at for key in KEYS)).items()
         if value != "auto"
     }
-    return serving.without_worker_flags(text, said, lambda at: is_key(FORMAT, at))
+    said = dict(with_rotary_overrides(said, OVERRIDES, "--context-length"))
+    return serving.without_worker_flags(text, serving.as_typed(said, _is_flag), _is_flag)
+
+
+def _is_flag(at: str) -> bool:
+    return is_key(FORMAT, at)
 
 
 def _read_pp_size(value: Any, values: Values) -> Mapping[str, Any]:
@@ -92,6 +100,19 @@ def _read_moe_a2a_backend(value: Any, values: Values) -> Mapping[str, Any]:
 def _read_attention_dp_size(value: Any, values: Values) -> Mapping[str, Any]:
     """Of both spellings, this one counts (arg_groups/parallel_hook.py:52)."""
     return {} if value == 1 and values.get(OLD_GROUPS) is True else {"mesh.attn_dp": value}
+
+
+BACKENDS = {"fa3": "flash", "flashinfer": "flashinfer", "triton": "triton", "trtllm_mha": "trtllm"}
+"""Backends of attention whose buffers are accounted (arg_groups/choices.py, ATTENTION_BACKEND_CHOICES)."""
+
+
+def _read_backend(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"serving.attention_kernels": BACKENDS[value]} if value in BACKENDS else {}
+
+
+def _write_backend(asked: Values) -> Any:
+    kept = asked.get("serving.attention_kernels")
+    return next((name for name, plan in BACKENDS.items() if plan == kept), None)
 
 
 def _sglang_plan_problems(asked: Values) -> Iterator[Problem]:
@@ -154,9 +175,13 @@ KEYS = (
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp8": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
         back=serving.cache_back(("fp8_e4m3",)), source="model.py:197",
     ),
+    Key(at="--max-total-tokens", says="serving.pool_tokens", source="schedule.py:39"),
+    Key(at="--attention-backend", holds=(*BACKENDS,), instead="the backend that SGLang takes by itself", out=_write_backend, back=_read_backend, source="exec_.py, attention_backend"),
     Key(at="--page-size", says="serving.page_tokens", source="schedule.py:143"),
     Key(at="--cuda-graph-max-bs", out=lambda _: None, back=lambda v, _: {"serving.graph_sequences": v}, source="v0.5.4.post3 server_args.py, cuda_graph_max_bs"),
     Key(at="--cuda-graph-max-bs-decode", says="serving.graph_sequences", source="cuda_graph.py, cuda_graph_max_bs_decode"),
+    Key(at="--cuda-graph-bs", out=lambda _: None, back=largest_of_sizes(*LARGEST_GRAPH), source="v0.5.4.post3 server_args.py, cuda_graph_bs"),
+    Key(at="--cuda-graph-bs-decode", out=lambda _: None, back=largest_of_sizes(*LARGEST_GRAPH), source="cuda_graph.py, cuda_graph_bs_decode"),
     Key(at="--max-mamba-cache-size", says="serving.state_slots", source="schedule.py:216"),
     Key(at="--mamba-full-memory-ratio", says="serving.state_ratio", source="schedule.py:220"),
     Key(
@@ -266,14 +291,14 @@ weight-loader-drop-cache-after-load weight-loader-prefetch-num-threads
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "speculative-eagle-topk": (1,), "dcp-size": (1,), "attn-cp-size": (1,), "moe-dp-size": (1,), "dwdp-size": (1,), "cpu-offload-gb": (0,),
-    "attention-backend": ("fa3",), "is-embedding": (False,), "lora-backend": ("csgmv", "triton"),
+    "is-embedding": (False,), "lora-backend": ("csgmv", "triton"),
     **dict.fromkeys((
-        "config", "max-total-tokens", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking",
+        "config", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking",
         "swa-full-tokens-ratio", "disable-hybrid-swa-memory", "prefill-only-disable-kv-cache", "disable-overlap-schedule",
         "enable-mixed-chunk", "enable-hierarchical-cache", "enable-memory-saver",
         "decode-attention-backend", "prefill-attention-backend", "sampling-backend", "enable-fp32-lm-head", "cuda-graph-config",
         "cuda-graph-backend-decode", "cuda-graph-backend-prefill", "cuda-graph-max-bs-prefill",
-        "cuda-graph-bs", "cuda-graph-bs-decode", "cuda-graph-bs-prefill", "disable-prefill-cuda-graph", "disable-decode-cuda-graph",
+        "cuda-graph-bs-prefill", "disable-prefill-cuda-graph", "disable-decode-cuda-graph",
         "disable-cuda-graph-padding", "enable-torch-compile", "torch-compile-max-bs", "enable-symm-mem", "enable-mscclpp",
         "moe-runner-backend", "deepep-mode", "ep-num-redundant-experts", "enable-eplb", "enable-two-batch-overlap", "enable-single-batch-overlap",
         "offload-group-size", "offload-mode", "json-model-override-args", "modelopt-quant",
@@ -286,8 +311,8 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 FORMAT: Format = Format(
     name="sglang", file="sglang.sh", kind="shell", tested=VERSION, engines=("sglang",), keys=KEYS, marks=frozenset({"--model-path"}),
-    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset({serving.WORKER_FLAGS, *(f"--{name}" for name in _KNOWN.split())}),
+    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset({serving.WORKER_FLAGS, rotary_place(OVERRIDES), *(f"--{name}" for name in _KNOWN.split())}),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}}, taken=serving.variable_default_remarks, released=sglang_of, problems=_sglang_plan_problems, strict=("",), opens=serving.is_open_flag,
-    rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}),
+    rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}, HOW.aliases),
     said={"task": "infer", "engine": "sglang"}, fixed=drafts.draft_chain_width, compose=lambda values, _: serving.compose_server_command(HOW, values), parse=_parse_sglang_command,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import stand_in_server as beside
-from memsheet.exchange.shared.file_format import Format, Key
+from memsheet.exchange.shared.file_format import Format, Key, is_key
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_script import IMAGES
 
@@ -37,7 +37,9 @@ def _parse_router(text: str) -> Mapping[str, Any]:
     """The router's flags, and those that the environment says in their place."""
     if "text-embeddings" not in text:
         return {}
-    found = serving.parse_server_command(HOW, text, (key.at for key in KEYS))
+    found = serving.as_typed(
+        serving.parse_server_command(HOW, text, (key.at for key in KEYS)), lambda at: is_key(FORMAT, at)
+    )
     return {**found, beside.ACCOUNTING: NAME, beside.WHOLE_TEXTS: True} if found else {}
 
 
@@ -63,7 +65,7 @@ otlp-service-name prometheus-port cors-allow-origin
 
 FORMAT: Format = Format(
     name="tei", file="tei.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"--model-id"}), needs={beside.ACCOUNTING: NAME},
-    known=frozenset({"version", beside.WHOLE_TEXTS, *(f"--{name}" for name in _KNOWN.split())}), unmodelled={**serving.OPEN_PLACES}, taken=serving.variable_default_remarks,
+    known=frozenset({"version", beside.WHOLE_TEXTS, *(f"--{name}" for name in _KNOWN.split())}), unmodelled={**serving.OPEN_PLACES}, taken=serving.variable_default_remarks, strict=("",), opens=serving.is_open_flag,
     said={"task": "infer", "engine": "vllm", "mesh.tp": 1, "mesh.pp": 1, "serving.cuda_graphs": False},  # backends/candle records none
     parse=_parse_router,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import stand_in_server as beside
-from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_script import IMAGES
 
@@ -46,7 +46,9 @@ def _parse_launcher(text: str) -> Mapping[str, Any]:
     """The launcher's flags, and those that the environment says in their place."""
     if "text-generation" not in text:
         return {}
-    found = serving.parse_server_command(HOW, text, (key.at for key in KEYS))
+    found = serving.as_typed(
+        serving.parse_server_command(HOW, text, (key.at for key in KEYS)), lambda at: is_key(FORMAT, at)
+    )
     return {**found, beside.ACCOUNTING: NAME} if found else {}
 
 
@@ -106,5 +108,5 @@ enable-prefill-logprobs graceful-termination-timeout disable-usage-stats disable
 FORMAT: Format = Format(
     name="tgi", file="tgi.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"--model-id"}), known=frozenset({"version", *(f"--{name}" for name in _KNOWN.split())}),
     unmodelled={**serving.OPEN_PLACES, "--speculate": (0,), "--lora-adapters": (), "--rope-scaling": (), "--rope-factor": ()},
-    taken=serving.variable_default_remarks, said={"task": "infer", "engine": "vllm"}, parse=_parse_launcher,
+    taken=serving.variable_default_remarks, strict=("",), opens=serving.is_open_flag, said={"task": "infer", "engine": "vllm"}, parse=_parse_launcher,
 )  # fmt: skip

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.exchange.shared import compilation_config as graphs
 from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
+from memsheet.exchange.shared.flag_abbreviations import whole_names
+from memsheet.exchange.shared.rotary_overrides import rotary_place, with_rotary_overrides
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.serve_script import DEMO_MODULE, ENGINE_MODULE, OFFLINE_MODULE
 from memsheet.exchange.shared.serve_script import VERSION as RELEASE
@@ -26,7 +29,7 @@ with late_functions(__name__):
 
 
 VERSION = "vLLM 0.33.0"
-CONFIG = "--config"
+CONFIG, OVERRIDES = "--config", "--hf-overrides"
 DEEPEP = "deepep_high_throughput"
 EXPERTS, EAGER, LAYERS = "--enable-expert-parallel", "--enforce-eager", "VLLM_PP_LAYER_PARTITION"
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
@@ -46,6 +49,18 @@ BACKEND, ESTIMATE = "VLLM_ATTENTION_BACKEND", "VLLM_MEMORY_PROFILER_ESTIMATE_CUD
 """Places of what makes the engine where that is no server, and of the variable that chose the older engine
 until v0.11 (v0.8.5 envs.py); variables of the attention's backend (v0.11.0 envs.py) and of what is left for
 CUDA graphs (v0.20.2 envs.py:1736).
+"""
+_BACKENDS = {
+    "FLASH_ATTN": "flash",
+    "FLASHINFER": "flashinfer",
+    "TRITON_ATTN": "triton",
+    "FLASH_ATTN_VLLM_V1": "flash",
+    "FLASHINFER_VLLM_V1": "flashinfer",
+    "TRITON_ATTN_VLLM_V1": "triton",
+}
+BACKENDS = {**_BACKENDS, **{name.lower(): plan for name, plan in _BACKENDS.items()}}
+"""Backends of attention whose buffers are accounted, by their names and those of the first releases of the
+engine (v0.11.0 platforms/interface.py), in either case (config/attention.py, validate_backend_before).
 """
 _PROGRAM = late_pattern(r"\bvllm serve\b|\bvllm\.(?:entrypoints|v1\.engine)\.[\w.]+")
 _RELEASE = late_pattern(r"(\d+)\.(\d+)")
@@ -69,14 +84,18 @@ HOW = Command(
         "--ray-workers-use-nsight", "--return-sampling-mask", "--scheduler-reserve-full-isl", "--sleep-mode-offload-cudagraph", "--specialize-active-lora",
         "--headless", "--grpc", "--numa-bind", "--allow-credentials", "--return-tokens-as-token-ids", "--tokens-only", "--aggregate-engine-logging",
     }),
-    lists=adapters.LISTS, objects=frozenset({drafts.CONFIG}), words=frozenset({"--served-model-name", "--api-key", "--hf-token", "--revision", "--tokenizer"}),
+    lists=adapters.LISTS | {graphs.SIZES}, objects=frozenset({drafts.CONFIG, graphs.CONFIG}), words=frozenset({"--served-model-name", "--api-key", "--hf-token", "--revision", "--tokenizer"}),
 )  # fmt: skip
 
 
 def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" of a length is -1 (utils/argparse_utils.py:77), and elsewhere nothing."""
     found = dict(
-        drafts.expand_speculative_config(serving.parse_server_command(HOW, text, (key.at for key in KEYS)))
+        graphs.expand_compilation_config(
+            drafts.expand_speculative_config(
+                serving.parse_server_command(HOW, text, (key.at for key in KEYS))
+            )
+        )
     )
     found |= drafts.speculative_config_of_older_flags(found)
     program = _PROGRAM.search(text) if found else None
@@ -87,7 +106,12 @@ def _parse_vllm_command(text: str) -> Mapping[str, Any]:
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     said = {at: value for at, value in found.items() if value != "auto"}
-    return serving.without_worker_flags(text, said, lambda at: is_key(FORMAT, at))
+    said = dict(with_rotary_overrides(said, OVERRIDES, "--max-model-len"))
+    return serving.without_worker_flags(text, serving.as_typed(said, _is_flag), _is_flag)
+
+
+def _is_flag(at: str) -> bool:
+    return is_key(FORMAT, at)
 
 
 IN_A_FILE = (
@@ -242,6 +266,15 @@ def _whole_prompts_of_the_model(values: Values) -> Mapping[str, Any]:
     )
 
 
+def _read_backend(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"serving.attention_kernels": BACKENDS[value]} if value in BACKENDS else {}
+
+
+def _write_backend(asked: Values) -> Any:
+    kept = asked.get("serving.attention_kernels")
+    return next((name for name, plan in BACKENDS.items() if plan == kept), None)
+
+
 def _vllm_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
@@ -282,6 +315,7 @@ KEYS = (
     *allocator_conf_rows(),
     *adapters.VLLM_KEYS,
     *drafts.VLLM_KEYS,
+    *graphs.KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="envs.py:893, distributed/utils.py:214"),
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="engine/arg_utils.py:977, config/model.py:200"),
     Key(
@@ -301,6 +335,10 @@ KEYS = (
     Key(
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
         back=serving.cache_back(("fp8", "fp8_e4m3", "fp8_inc")), source="engine/arg_utils.py:1397, config/cache.py:42",
+    ),
+    Key(
+        at="--attention-backend", holds=tuple(BACKENDS), instead="the backend that vLLM takes by itself", out=_write_backend, back=_read_backend,
+        source="engine/arg_utils.py, attention_backend; v1/attention/backends/registry.py",
     ),
     Key(at="--block-size", says="serving.page_tokens", source="engine/arg_utils.py:1387, config/cache.py:187"),
     Key(
@@ -364,13 +402,13 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
     "offload-group-size": (0,),
     "runner": ("auto", "generate"), "convert": ("auto", "none"), "enable-dbo": (False,), "enable-eplb": (False,),
-    "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "disable-sliding-window": (False,),
-    "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn", "FLASH_ATTN_VLLM_V1"),
+    "disable-sliding-window": (False,),
+    "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
     "optimization-level": (2, 3),  # 2 is the default, and 3 is the same (config/vllm.py, OPTIMIZATION_LEVEL_03)
     "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "skip-mm-profiling": (False,),
     **dict.fromkeys((
-        "speculative-config", "spec-method", "spec-model", "spec-tokens", "compilation-config", "attention-config", "hf-overrides",
+        "speculative-config", "spec-method", "spec-model", "spec-tokens", "attention-config", "hf-overrides",
         "quantization-config", "kv-cache-dtype-skip-layers", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode",
         "performance-mode", "kv-transfer-config", "ec-transfer-config", "moe-backend", "linear-backend",
         "mm-processor-kwargs", "mm-encoder-tp-mode", "eplb-config", "ubatch-size", "model-class-overrides", "pooler-config", "worker-cls",
@@ -409,8 +447,13 @@ first argument in Unsloth is ``max_seq_length``: unslothai/unsloth 015bdef unslo
 
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
-    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN | {serving.WORKER_FLAGS},
-    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
+    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | {rotary_place(OVERRIDES)} | drafts.VLLM_KNOWN | graphs.KNOWN | {serving.WORKER_FLAGS},
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, **graphs.UNMODELLED, WHOLE_PROMPTS: ()},
     absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,), by_groups=lambda tree: served_settings(tree, _SHARE, _OF_SETTINGS),
-    problems=_vllm_plan_problems, strict=("",), opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
+    problems=_vllm_plan_problems, strict=("",),
+    rename=whole_names(
+        frozenset(f"--{name}" for name in (*_KNOWN.split(), "config", *_UNMODELLED, *_REMOVED.split())) | {graphs.CONFIG} | drafts.VLLM_KNOWN | {key.at for key in KEYS}, HOW.aliases,
+    ),
+    opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"},
+    compose=lambda values, _: serving.compose_server_command(HOW, drafts.collapse_speculative_config(values)), parse=_parse_vllm_command,
 )  # fmt: skip

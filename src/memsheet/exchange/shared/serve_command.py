@@ -18,6 +18,7 @@ from memsheet.exchange.shared.slurm_environment import slurm_variables
 from memsheet.frozen import dataclass, field
 from memsheet.patterns import late_pattern
 
+OFF = "--no-"
 SWITCHES = tuple(
     f"--{name}-"
     for name in ("enable", "disable", "skip", "no", "trust", "fully", "interleave", "allow-deprecated")
@@ -222,7 +223,7 @@ def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]
         if not equals and (
             name in how.switches or name.startswith(SWITCHES) or not rest or _is_flag(rest[0])
         ):
-            off = name.startswith("--no-") and f"--{name[5:]}"
+            off = name.startswith(OFF) and f"--{name.removeprefix(OFF)}"
             found[off or name] = not off
             continue
         held: Any = value if equals else rest.pop(0)
@@ -261,6 +262,17 @@ def is_open_flag(at: str) -> bool:
     flag may change what a GPU holds.
     """
     return at.startswith("-")
+
+
+def as_typed(found: Mapping[str, Any], known: Callable[[str], bool]) -> dict[str, Any]:
+    """A command's values in which a switch that switches no flag of the engine's off stands as it was typed
+    (`--no-such-flag`).
+    """
+    strange = {at for at, held in found.items() if held is False and at.startswith("--") and not known(at)}
+    return {
+        f"{OFF}{at.removeprefix('--')}" if at in strange else at: at in strange or held
+        for at, held in found.items()
+    }
 
 
 WORKER_FLAGS = "flags of the worker around it"

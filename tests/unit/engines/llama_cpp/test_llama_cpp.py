@@ -641,3 +641,19 @@ def buffers_of_cache(config):
     spec = read_hf_config(config)
     plan = resolve_request({"task": "infer", "engine": "llama.cpp", "serving.max_model_len": 8192}, spec).plan
     return sum(sum(cache_of(block, plan, Facts.of(plan), 512)) for block in blocks_of(spec))
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [("ministral-3-8b-instruct", "fp8"), ("deepseek-v3", "fp8-block"), ("kimi-k2.5", "int4")],
+)
+def test_a_release_that_no_gguf_type_holds_is_whole_in_its_file_and_smaller_where_quantized(
+    name: str, stored: str
+) -> None:
+    whole = infer(name, gpus="1xH100-80GB", engine="llama.cpp", max_model_len=2048)
+    told = [line for line in whole.assumed if line.startswith("quantization.weights = none")]
+    assert len(told) == 1
+    assert f"released in {stored}," in told[0]
+    packed = infer(name, gpus="1xH100-80GB", engine="llama.cpp", max_model_len=2048, quantize="gguf:Q8_0")
+    sizes = [answer.sheets[0].of(Component.PARAMETERS).value for answer in (whole, packed)]
+    assert sizes[0] > 1.8 * sizes[1]  # of 16 bits and 8.5

@@ -51,9 +51,7 @@ def test_windows_have_a_pool_in_families_named_for_it() -> None:
     hybrid = cell("gpt-oss-20b")
     assert (hybrid.whole, hybrid.window, hybrid.reach) == (12 * 2 * 8 * 64 * 2, 12 * 2 * 8 * 64 * 2, 128)
     assert hybrid.counted == pytest.approx(1.8 * hybrid.whole)
-    assert cell("gemma-3-27b", serving__memory_fraction=0.8).window == 0
-    with pytest.raises(InputError, match="lowered for a tower"):
-        cell("gemma-3-27b")
+    assert cell("gemma-3-27b").window == 0
     assert cell("gpt-oss-20b", "0.5.4").window == 0
 
 

@@ -109,7 +109,7 @@ def test_a_family_that_is_served_with_the_librarys_modules_turns_by_frequencies(
 
 @pytest.mark.parametrize(
     ("name", "version", "tp"),
-    [("mpt-7b", "0.28.0", 1), ("bamba-9b", "0.24.0", 1), ("wizardcoder-15b", "0.33.0", 2)],
+    [("mpt-7b", "0.29.0", 1), ("bamba-9b", "0.24.0", 1), ("wizardcoder-15b", "0.33.0", 2)],
 )
 def test_what_a_release_does_not_serve_or_not_cut_is_refused(name: str, version: str, tp: int) -> None:
     with pytest.raises(InputError, match="vllm"):
@@ -118,7 +118,12 @@ def test_what_a_release_does_not_serve_or_not_cut_is_refused(name: str, version:
 
 @pytest.mark.parametrize(
     ("name", "version", "tp"),
-    [("mpt-7b", "0.27.0", 1), ("wizardcoder-15b", "0.27.0", 2), ("wizardcoder-15b", "0.33.0", 1)],
+    [
+        ("mpt-7b", "0.28.0", 1),
+        ("bamba-9b", "0.23.0", 1),
+        ("wizardcoder-15b", "0.27.0", 2),
+        ("wizardcoder-15b", "0.33.0", 1),
+    ],
 )
 def test_and_what_it_served_before_is_not(name: str, version: str, tp: int) -> None:
     asked = memsheet.infer(name, engine="vllm", engine_version=version, tp=tp, max_model_len=1024, fix=False)

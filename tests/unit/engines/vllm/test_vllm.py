@@ -137,7 +137,7 @@ def test_longer_sequences_never_take_fewer_blocks(name: str, release: Any) -> No
 
 @pytest.mark.parametrize("name", ["t5-small", "llama-3.2-11b-vision"])
 def test_what_reads_another_sequence_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"encoder|another sequence"):
+    with pytest.raises(InputError, match=r"does not serve (t5|mllama_cross) here"):
         served(name, max_model_len=512)
 
 
@@ -508,3 +508,26 @@ def test_the_weights_line_counts_what_a_block_keeps() -> None:
         if i.component in (Component.PARAMETERS, Component.BUFFERS) and Instant.LOAD in i.at
     )
     assert dict(answer.serving or {})["budget"]["weights"].value == tensors + items["weights.rests"].value
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "first_without"),
+    [
+        ("mpt-7b", "0.28.0", "0.29.0"),
+        ("bamba-9b", "0.23.0", "0.24.0"),
+        ("qwen-7b", "0.23.0", "0.24.0"),
+        ("baichuan2-7b", "0.23.0", "0.33.0"),
+        ("internlm-7b", "0.23.0", "0.33.0"),
+        ("bart-base", None, "0.11.0"),
+        ("llama-3.2-11b-vision", None, "0.11.0"),
+        ("t5-base", None, "0.6.6"),
+    ],
+)
+def test_a_family_is_served_to_its_last_release_and_not_after_it(
+    name: str, last: str | None, first_without: str
+) -> None:
+    asked = {"engine": "vllm", "max_model_len": 512, "gpus": "1xH100-80GB"}
+    with pytest.raises(InputError, match="does not serve"):
+        infer(name, engine_version=first_without, **asked)
+    if last is not None:
+        assert infer(name, engine_version=last, **asked).sheets

@@ -262,18 +262,18 @@ def test_unknown_flags_with_the_nearest_known(text: str, unknown: tuple[str, str
 def test_flags_that_change_memory_and_are_not_accounted() -> None:
     found = reading(
         "vllm serve m --offload-group-size 4 --speculative-config.quantization fp8 "
-        "--compilation-config '{\"level\": 3}'"
+        '--compilation-config \'{"pass_config": {"fuse_allreduce_rms": true}}\''
     )
     assert {at for at, _ in found.unmodelled} == {
         "--offload-group-size",
         "--speculative-config.quantization",
-        "--compilation-config",
+        "--compilation-config.pass_config",
     }
     assert reading("vllm serve m --cpu-offload-gb 4").request["serving.host_weights_gib"] == 4
     assert [
         at
         for at, _ in reading(
-            "sglang serve --model-path m --enable-two-batch-overlap --attention-backend flashinfer"
+            "sglang serve --model-path m --enable-two-batch-overlap --attention-backend flashmla"
         ).unmodelled
     ] == [
         "--enable-two-batch-overlap",
