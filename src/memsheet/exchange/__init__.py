@@ -25,7 +25,6 @@ from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS, starts_servers_alone, unread_servers
 from memsheet.frozen import replace
 from memsheet.guard.budget import MOST_LINES, MOST_SCRIPT, TooMuchError, is_long_script
-from memsheet.guard.toml import parse_toml
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 

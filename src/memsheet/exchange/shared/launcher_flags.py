@@ -32,9 +32,7 @@ from memsheet.exchange.shared.launched_script import (
     values_given,
 )
 from memsheet.exchange.shared.read_only_rows import positive_count
-from memsheet.exchange.shared.role_names import command_values, role_value, task_of_script
 from memsheet.exchange.shared.role_words import ROLES
-from memsheet.exchange.shared.row_lengths import example_length
 from memsheet.exchange.shared.script_defaults import NAMED_SETTINGS
 from memsheet.exchange.shared.script_places import (
     ABSENT,
