@@ -33,6 +33,7 @@ from memsheet.exchange.shared.shell_loops import (
     is_assignment,
     names_given,
     quoted_text,
+    reckons_with_itself,
     starts_something,
 )
 from memsheet.exchange.shared.shell_syntax import (
@@ -451,7 +452,7 @@ class ScriptWalk:
         if found is None:
             return
         name, more, value = found[1], found[2], self.inlined(found[3])
-        if self.doubtful and (more or adds_to_itself(name, value)):
+        if self.doubtful and (more or adds_to_itself(name, value) or reckons_with_itself(name, value)):
             self.left_out(name)
             return
         held = word_values(value, self.names) if value else [""]
