@@ -274,3 +274,38 @@ def test_a_server_whose_longest_nobody_says_stops_no_trainer(tmp_path: Path) -> 
     """Releases took a prompt and an answer, and take what the model was made for."""
     told = verdicts_of_lengths(tmp_path, "GRPO", "meta-llama/Llama-3.1-8B-Instruct", [768, 131072])
     assert told == [("UNCERTAIN", True), ("FITS", False), ("DOES_NOT_FIT", False)]
+
+
+SWITCHED = (
+    "import argparse\nfrom trl import GRPOConfig, GRPOTrainer\n"
+    "parser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--mode', default='colocate')\n"
+    "parser.add_argument('--share', type=float, default={share})\n"
+    "parser.add_argument('--urls', nargs='+', required=True)\n"
+    "args = parser.parse_args()\n"
+    "GRPOTrainer(model='Qwen/Qwen3-0.6B', reward_funcs=[r], args=GRPOConfig(use_vllm=True, vllm_mode=args.mode,\n"
+    "    vllm_gpu_memory_utilization=args.share or 0.25, max_prompt_length=256, max_completion_length=256,\n"
+    "    per_device_train_batch_size={rows}, num_generations={group})).train()\n"
+)
+
+
+def rollout_share(found: Checked) -> float:
+    assert found.answer is not None
+    assert found.answer.job is not None
+    return float(found.answer.job["roles"]["rollout"]["plan"]["serving"]["memory_fraction"])
+
+
+def test_a_share_with_another_in_its_place_is_the_one_that_holds(tmp_path: Path) -> None:
+    """``a or b`` is the first of them that is not nothing."""
+    given = {"0.15": 0.15, "0": 0.25}
+    for share, counted in given.items():
+        text = SWITCHED.format(share=share, rows=4, group=4)
+        assert rollout_share(checked(tmp_path, text, name="t.py")) == counted
+
+
+def test_a_group_as_large_as_nobody_says_is_a_doubt(tmp_path: Path) -> None:
+    open_ = checked(tmp_path, SWITCHED.format(share=0.2, rows=4, group="len(args.urls)"), name="t.py")
+    assert rollout_share(open_) == 0.2
+    assert "num_generations is not told: counted with 8" in open_.doubt
+    told = checked(tmp_path, SWITCHED.format(share=0.2, rows=4, group=4), name="t.py")
+    assert "num_generations" not in told.doubt
