@@ -140,7 +140,10 @@ def _part_of_card(values: Values, ranks: int) -> Mapping[str, Any]:
 def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
     """Rows as long as they may be, or just so long; a prompt, where nothing else is said of it."""
     if not _generates(values):
-        return {"seq_len": value, **({} if values.get(f"{LOOP}.{WHOLE_ROWS}") else {"?seq_len_kind": "maximum"})}
+        return {
+            "seq_len": value,
+            **({} if values.get(f"{LOOP}.{WHOLE_ROWS}") else {"?seq_len_kind": "maximum"}),
+        }
     return {} if values.get(f"{LOOP}.prompt") else {"serving.prompt_tokens": value}
 
 

@@ -45,7 +45,12 @@ from memsheet.exchange.shared.role_names import (
     flag_values,
     role_value,
 )
-from memsheet.exchange.shared.row_lengths import drawn_shapes, has_whole_rows, is_slice_of_rows, tokenized_length
+from memsheet.exchange.shared.row_lengths import (
+    drawn_shapes,
+    has_whole_rows,
+    is_slice_of_rows,
+    tokenized_length,
+)
 from memsheet.exchange.shared.script_places import ASKS_CARD, BITS, LIKELY_NAME, SCRIPT, UNSAID
 from memsheet.exchange.shared.trainer_names import ARGUMENTS, LIGER, PREPARES, RECOMPUTE
 from memsheet.exchange.shared.trainer_script import generates_alone, unmade_key
