@@ -51,6 +51,8 @@ from memsheet.jobs.templates.servers import SGLANG_KEPT, VLLM_COUNTS, Server, op
 
 VLLM, SGLANG = f"{GENERATION}.vllm_cfg", f"{GENERATION}.sglang_cfg"
 OF_VLLM, GIVEN = ("vllm", "dynamo"), f"{GENERATION}.vllm_kwargs."
+JOB_NAMES = {"sglang": "nemo-rl-sglang"}
+"""Of backends whose settings have keys of their own, which the words of cures have."""
 OF_NO_MEMORY = ("model_path", "random_seed", "skip_server_warmup", "allow_auto_truncate")
 READ, LEARNT = (6, 8, 12), (8, 12, 20)
 """Bytes of a logit of a rank's part of the vocabulary: cast to fp32 where the model hands it out
@@ -93,7 +95,7 @@ def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Size
         roles[role], placement[role] = beside, [0, ranks]
     roles["rollout"] = {"model": model, "plan": server.plan}
     document = {
-        "schema": SCHEMA, "name": "nemo-rl", "roles": roles, "placement": placement,
+        "schema": SCHEMA, "name": JOB_NAMES.get(_backend_of(values), "nemo-rl"), "roles": roles, "placement": placement,
         "phases": _policy_phases(values, read, sizes),
     }  # fmt: skip
     words = (*server.left_words, *_unread_words(values))
@@ -130,7 +132,8 @@ def _pairs_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes
         {"name": "update_actor", "active": "actor", **_learnt_of_logits(values, sizes, OF_PAIR)},
     ]  # fmt: skip
     roles = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
-    return Made({"schema": SCHEMA, "name": "nemo-rl", "roles": roles, "phases": phases}, shorter_rows=True)
+    name = f"nemo-rl-{PAIRS}"  # by which cures count a pair as one row
+    return Made({"schema": SCHEMA, "name": name, "roles": roles, "phases": phases}, shorter_rows=True)
 
 
 def _role_of_group(values: Values, role: str, group: str, model: str, ranks: int) -> dict[str, Any] | None:
