@@ -330,7 +330,13 @@ def _generation(case: Case, roles: dict[str, Any], model: str) -> dict[str, Any]
     heads = int(SIZES["num_key_value_heads"] if case.family != "olmo2" else SIZES["num_attention_heads"])
     elements = 2 * int(own["num_hidden_layers"]) * heads * int(SIZES["head_dim"]) * case.rows * LENGTH
     actor = roles["actor"]["plan"]
-    actor = {**actor, "precision": {"parameters": "fp32" if case.computed == "bf16-autocast" else "bf16", "compute": "bf16"}}
+    actor = {
+        **actor,
+        "precision": {
+            "parameters": "fp32" if case.computed == "bf16-autocast" else "bf16",
+            "compute": "bf16",
+        },
+    }
     roles["rollout"] = own_generation(actor, model, rows=case.rows, new=NEW)
     phase = {**generating_phase(actor, elements), "residents": {"actor": "parameters"}}
     return {"roles": roles, "phases": [phase]}

@@ -75,7 +75,9 @@ def generation_items(owner: Role, prompt: Sheet, rows: int, items: Iterable[Item
     """
     for item in items:
         if item.component is Component.TEMPORARIES and item.path == WIDEST:
-            yield replace(item, at={when: size for when, size in item.at.items() if when is not Instant.PREFILL})
+            yield replace(
+                item, at={when: size for when, size in item.at.items() if when is not Instant.PREFILL}
+            )
         else:
             yield item
     casts = False
@@ -87,7 +89,9 @@ def generation_items(owner: Role, prompt: Sheet, rows: int, items: Iterable[Item
         casts |= is_cast
         if item.path.endswith(ANGLES):
             size = Bytes(size.low, size.value * rows, size.high * rows)
-        yield replace(item, at=dict.fromkeys((Instant.PREFILL, *((Instant.DECODE,) if is_cast else ())), size))
+        yield replace(
+            item, at=dict.fromkeys((Instant.PREFILL, *((Instant.DECODE,) if is_cast else ())), size)
+        )
     if casts:
         size = cast_output_matrix(owner).at[Instant.LOSS]
         at = {Instant.PREFILL: Bytes(0, 0, size.high), Instant.DECODE: size}

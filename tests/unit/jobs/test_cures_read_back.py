@@ -103,7 +103,9 @@ policy:
 cluster: {gpus_per_node: 2, num_nodes: 1}
 """
 SERVES = POLICY.replace("micro_batch_size: 16", "micro_batch_size: 1").replace("Qwen3-4B", "Qwen3-0.6B")
-AWAKE = POLICY.replace("needs_offload: true", "needs_offload: false").replace("fraction_static: 0.97", "fraction_static: 0.6")
+AWAKE = POLICY.replace("needs_offload: true", "needs_offload: false").replace(
+    "fraction_static: 0.97", "fraction_static: 0.6"
+)
 PRIME = (WILD / "pr-reverse-text-rl.toml").read_text()
 WHOLE = '[trainer.model]\nfused_lm_head_token_chunk_size = "disabled"\n\n[trainer.optim]'
 EXAMPLES = "accelerate launch --num_processes 2 examples/scripts"
@@ -179,7 +181,9 @@ def changed_text(file: str, text: str, words: str) -> str:
     """The file with the words written where its own say otherwise, else behind them."""
     if file.endswith(".toml"):
         path, _, value = words.partition(" = ")
-        text, times = re.subn(rf"(?m)^{path.rpartition('.')[2]} = .*$", f"{path.rpartition('.')[2]} = {value}", text)
+        text, times = re.subn(
+            rf"(?m)^{path.rpartition('.')[2]} = .*$", f"{path.rpartition('.')[2]} = {value}", text
+        )
         assert times == 1
         return text
     if file.endswith((".yaml", ".yml")) and OVERRIDE.fullmatch(words):
