@@ -239,7 +239,7 @@ def _rewarded(model: Any, ids: Any) -> Any:
     return -torch.nn.functional.logsigmoid(chosen - other).mean()
 
 
-def _marked(logits: Any, model: Any, frozen: Any, ids: Any) -> Any:
+def _marked(logits: Any, frozen: Any, ids: Any) -> Any:
     """A loss of rows that are good and of rows that are not, beside what is kept for its figures."""
     import torch
 
@@ -268,7 +268,7 @@ def _loss(case: Case, model: Any, frozen: Any, ids: Any) -> Any:
             other = _logits(frozen, ids, case.kept)
         return _divergence(logits[:, :-1, :], other[:, :-1, :])
     if case.kind == "marked":
-        return _marked(logits, model, frozen, ids)
+        return _marked(logits, frozen, ids)
     if case.kind == "learn":
         own = _scaled(logits, ids)
         del logits

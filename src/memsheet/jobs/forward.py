@@ -92,7 +92,7 @@ def generation_items(owner: Role, prompt: Sheet, rows: int, items: Iterable[Item
         yield replace(
             item, at=dict.fromkeys((Instant.PREFILL, *((Instant.DECODE,) if is_cast else ())), size)
         )
-    if casts:
+    if casts and owner.plan.adapter is None:
         size = cast_output_matrix(owner).at[Instant.LOSS]
         at = {Instant.PREFILL: Bytes(0, 0, size.high), Instant.DECODE: size}
         yield Item(Component.TEMPORARIES, f"lm_head{CAST}", at, PASS)

@@ -29,8 +29,8 @@ from memsheet.exchange.formats.nemo_rl.settings import (
     nemo_rl_settings,
     runs_megatron,
     says_true,
-    update_rounds,
     shares_cards,
+    update_rounds,
 )
 from memsheet.exchange.shared.file_format import Format, Moved, Values
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
