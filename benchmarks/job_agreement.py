@@ -3,7 +3,8 @@ as programs make them, on fake tensors. ``agreement.py --jobs`` prints the table
 
 What runs is the model's real code with the operations of the program around it (huggingface/trl f2cd577
 trl/trainer/{grpo,dpo,kto,reward}_trainer.py, utils.py:479-560, experimental/orpo/orpo_trainer.py:708-823,
-experimental/gkd/gkd_trainer.py:237-310), under autocast, with logits made fp32 where accelerate makes them so.
+experimental/gkd/gkd_trainer.py:237-310), under autocast, with logits made fp32 where accelerate makes them
+so.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.patterns import late_pattern
 
 SIZE = late_pattern(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)(b|m)(?![a-z0-9])", re.IGNORECASE)
@@ -50,6 +50,12 @@ def size_in_name(name: str) -> NamedSize | None:
         if found := SIZE.search(words.replace("_", "-")):
             return _named_size(found, ACTIVE.search(part))
     return None
+
+
+def size_of_parameters(count: int, named: NamedSize | None) -> NamedSize:
+    """The size of so many parameters, with what a name says besides."""
+    billions = count / 1e9
+    return replace(named, billions=billions) if named else NamedSize(billions, billions)
 
 
 def _named_size(found: re.Match[str], active: re.Match[str] | None) -> NamedSize:

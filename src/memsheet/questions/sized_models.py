@@ -5,7 +5,7 @@ layers of the nearest plain model as come to its parameters. It is told, and no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_model
 from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
@@ -17,9 +17,11 @@ from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
 
+if TYPE_CHECKING:
+    from memsheet.catalog.sized_names import NamedSize
 with late_functions(__name__):
     from memsheet.catalog.names import bundled_match
-    from memsheet.catalog.sized_names import NamedSize, nearest_plain_model, size_in_name
+    from memsheet.catalog.sized_names import nearest_plain_model, size_in_name, size_of_parameters
 
 
 NO_EXPERTS = "is of routed experts, and "
@@ -87,11 +89,11 @@ def _says_experts(config: Mapping[str, Any]) -> bool:
 def _sized_by_any_name(
     model: str, bundled: str, config: Mapping[str, Any] | None, expert_ranks: int | None
 ) -> SizedModel | None:
-    """Of the parameters that it has, where they are known, else by its own name or the one that it has here."""
+    """Of the parameters that it has, where they are known, else by its own name or the one it has here."""
     size = size_in_name(model) or size_in_name(bundled)
     count = _known_count(config)
     if count is not None:
-        size = replace(size, billions=count / 1e9) if size else NamedSize(count / 1e9, count / 1e9)
+        size = size_of_parameters(count, size)
     return _model_of_size(model, size, expert_ranks)
 
 

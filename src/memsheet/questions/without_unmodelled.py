@@ -137,8 +137,8 @@ def _without_experts(request: Mapping[str, Any], kept: Mapping[str, Any], answer
     gone = [key for key in request if key.startswith(EXPERTS) and key not in kept]
     reason = f"{NO_EXPERTS}{answer.model.name} has none"
     return {
-        f"the sheet is without {key} = {request[key]}, which {reason}": f"{key} = {request[key]} moves nothing: {reason}"
-        for key in gone
+        f"the sheet is without {word}, which {reason}": f"{word} moves nothing: {reason}"
+        for word in (f"{key} = {request[key]}" for key in gone)
     }
 
 

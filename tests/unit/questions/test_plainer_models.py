@@ -140,8 +140,9 @@ def test_a_bundled_model_by_its_size_has_as_many_parameters_as_it_has() -> None:
 
 SLIME = (
     "ray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 2 --colocate {words} "
-    "--hf-checkpoint Qwen/Qwen3-0.6B --rollout-batch-size 8 --n-samples-per-prompt 8 --rollout-max-response-len 1024 "
-    "--global-batch-size 64 --use-dynamic-batch-size --max-tokens-per-gpu 4096 --rollout-num-gpus-per-engine 1\n"
+    "--hf-checkpoint Qwen/Qwen3-0.6B --rollout-batch-size 8 --n-samples-per-prompt 8 "
+    "--rollout-max-response-len 1024 --global-batch-size 64 --use-dynamic-batch-size "
+    "--max-tokens-per-gpu 4096 --rollout-num-gpus-per-engine 1\n"
 )
 OF_RANKS = Problem(field="mesh.ep", value=32, reason="is of routed experts, and it has none")
 

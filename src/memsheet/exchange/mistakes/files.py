@@ -78,7 +78,9 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
 
 
 SWITCHED_ON_BY: Mapping[str, str] = {"lora_r": "use_peft"}
-"""Keys that do nothing unless another is on (huggingface/trl f2cd577 trl/trainer/utils.py, get_peft_config)."""
+"""Keys that do nothing unless another is on (huggingface/trl f2cd577 trl/trainer/utils.py,
+get_peft_config).
+"""
 
 
 def _near_key(name: str, read: Read, near: str) -> str:

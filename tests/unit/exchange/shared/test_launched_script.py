@@ -425,8 +425,8 @@ def test_a_command_goes_before_the_example_in_a_scripts_text(tmp_path: Path) -> 
 
 
 def test_what_accelerate_gives_to_torchruns_agent_is_known(tmp_path: Path) -> None:
-    """Its own parser has them (accelerate 1.15.0 commands/launch.py:200-350), a file of its settings has not."""
-    given = "--max_restarts 1 --monitor_interval 1 --tee 3 --role r --log_dir l --rdzv_conf a=b --rdzv_backend c10d"
+    """Its own parser has them (accelerate 1.15.0 commands/launch.py:200-350), no file of its settings."""
+    given = "--max_restarts 1 --monitor_interval 1 --tee 3 --role r --log_dir l --rdzv_conf a=b"
     (tmp_path / "run.sh").write_text(
         f"accelerate launch --num_processes 8 --num_cpu_threads_per_process 4 --quiet {given} {GIVEN}\n"
     )

@@ -283,7 +283,8 @@ SWITCHED = (
     "parser.add_argument('--share', type=float, default={share})\n"
     "parser.add_argument('--urls', nargs='+', required=True)\n"
     "args = parser.parse_args()\n"
-    "GRPOTrainer(model='Qwen/Qwen3-0.6B', reward_funcs=[r], args=GRPOConfig(use_vllm=True, vllm_mode=args.mode,\n"
+    "GRPOTrainer(model='Qwen/Qwen3-0.6B', reward_funcs=[r], args=GRPOConfig(use_vllm=True,\n"
+    "    vllm_mode=args.mode,\n"
     "    vllm_gpu_memory_utilization=args.share or 0.25, max_prompt_length=256, max_completion_length=256,\n"
     "    per_device_train_batch_size={rows}, num_generations={group})).train()\n"
 )
