@@ -147,7 +147,8 @@ def test_megatron_is_read_by_its_own_words(tmp_path: Path) -> None:
 
 SGLANG = (
     "policy: {{generation: {{backend: sglang, sglang_cfg: {{tp_size: 2, pp_size: 1, "
-    "mem_fraction_static: 0.5, context_length: 1024, sglang_server_config: {{needs_offload: {away}, cpu_weight_backup: {copied}}}}}}}}}"
+    "mem_fraction_static: 0.5, context_length: 1024, "
+    "sglang_server_config: {{needs_offload: {away}, cpu_weight_backup: {copied}}}}}}}}}"
 )
 
 
