@@ -78,12 +78,15 @@ def test_every_two_options_meet_in_the_plans_that_are_swept():
     assert adapted == set(MODELS), "what a checkpoint keeps, of every model"
 
 
-def test_phases_of_jobs_are_thirty_of_every_family_and_kind():
-    from job_agreement import FAMILIES, LOGITS, cases
+def test_phases_of_jobs_are_of_every_family_and_kind():
+    from job_agreement import FAMILIES, FURTHER, LOGITS, cases
 
     asked = list(cases())
-    assert len({one.name for one in asked}) == 30
-    assert {(one.family, one.kind) for one in asked} == set(product(FAMILIES, ("read", *LOGITS)))
+    names = {one.name for one in asked}
+    assert len(names) == len(asked) == 15 * len(FAMILIES) + 3 * len(FURTHER)
+    every = product(FAMILIES, ("read", *LOGITS, "rewards", "generated"))
+    further = product(FURTHER, ("read", "learn", "pairs"))
+    assert {(one.family, one.kind) for one in asked} == {*every, *further}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, replace
 from memsheet.patterns import late_pattern
 
 SIZE = late_pattern(r"(?<![a-z0-9.])(?:(\d{1,3})x)?(\d{1,4}(?:\.\d{1,3})?)(b|m)(?![a-z0-9])", re.IGNORECASE)
@@ -22,11 +22,11 @@ DENSE = {
     "qwen2.5-32b": 32.8, "llama-3-70b": 70.6, "mistral-large-2407": 122.6, "llama-3.1-405b": 405.9,
 }  # fmt: skip
 ROUTED = {
-    "olmoe-1b-7b": (6.92, 1.28), "qwen3-30b-a3b": (30.5, 3.35), "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (140.6, 39.2),
-    "qwen3-235b-a22b": (235.1, 22.2), "deepseek-v3": (671.0, 37.6),
+    "olmoe-1b-7b": (6.92, 1.28, 64), "qwen3-30b-a3b": (30.5, 3.35, 128), "mixtral-8x7b": (46.7, 12.9, 8), "mixtral-8x22b": (140.6, 39.2, 8),
+    "qwen3-235b-a22b": (235.1, 22.2, 128), "deepseek-v3": (671.0, 37.6, 256),
 }  # fmt: skip
 """Billions of parameters of models whose layers every engine has, and of those with experts how many a token
-passes.
+passes, and the experts of a layer.
 """
 
 
@@ -52,6 +52,12 @@ def size_in_name(name: str) -> NamedSize | None:
     return None
 
 
+def size_of_parameters(count: int, named: NamedSize | None) -> NamedSize:
+    """The size of so many parameters, with what a name says besides."""
+    billions = count / 1e9
+    return replace(named, billions=billions) if named else NamedSize(billions, billions)
+
+
 def _named_size(found: re.Match[str], active: re.Match[str] | None) -> NamedSize:
     each, unit = float(found[2]), BILLION[found[3].lower()]
     decimals = len(found[2].partition(".")[2])
@@ -62,14 +68,20 @@ def _named_size(found: re.Match[str], active: re.Match[str] | None) -> NamedSize
     return NamedSize(each * unit, least * unit, float(active[1]) if active else None)
 
 
-def nearest_plain_model(size: NamedSize) -> str:
-    """The plain model whose number of parameters is nearest, by the factor between them."""
-    if size.active is None:
+def nearest_plain_model(size: NamedSize, expert_ranks: int | None = None) -> str:
+    """The plain model whose number of parameters is nearest, by the factor between them. ``expert_ranks``:
+    of a model that is known to have experts, among how many ranks they are dealt.
+    """
+    if size.active is None and expert_ranks is None:
         return min(DENSE, key=lambda name: _factor(DENSE[name], size.billions))
+    dealt = {name: held for name, held in ROUTED.items() if held[2] % (expert_ranks or 1) == 0} or ROUTED
     active = size.active
     return min(
-        ROUTED,
-        key=lambda name: _factor(ROUTED[name][0], size.billions) + _factor(ROUTED[name][1], active),
+        dealt,
+        key=lambda name: (
+            _factor(dealt[name][0], size.billions)
+            + (_factor(dealt[name][1], active) if active is not None else 0.0)
+        ),
     )
 
 

@@ -12,12 +12,13 @@ from memsheet.account import account_rank
 from memsheet.arith import maximum
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass, field, replace
-from memsheet.jobs.forward import forward_items
+from memsheet.jobs.forward import forward_items, generation_items
 from memsheet.jobs.logits import logits_item, step_items
 from memsheet.jobs.resident import OF_PROCESS, host_bytes, resident_items
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.job import Job, Phase, Residency, Role, Work
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, RecomputeMode
+from memsheet.plan.workload import Training
 from memsheet.sheet import NOTHING, OUTSIDE_TENSORS, Bytes, Component, Derived, Instant, Item, Sheet
 
 Stages = Mapping[str, int]
@@ -31,6 +32,7 @@ class _Accounted:
     job: Job
     replays: bool
     known: dict[tuple[str, int, int], Sheet] = field(default_factory=dict)
+    prompts: dict[str, Plan] = field(default_factory=dict)
 
     def sheet_of(self, role: Role, stage: int, plan: Plan | None = None) -> Sheet:
         plan = plan or role.plan
@@ -125,13 +127,35 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
         return (*items, *_pass_slack(accounted, role, items))
     late = how is Residency.PARAMETERS
     if not logits:
-        own = _without_weights(sheet.items) if role.weights_of else sheet.items
+        own = sheet.items
+        if role.weights_of:
+            own = _generated_items(accounted, role, stage, _without_weights(own))
         return tuple(_with_late_states(own)) if late else own
     assert phase.logits is not None
     items = tuple(step_items(role, sheet, *logits, phase.logits))
     items = tuple(_with_late_states(items)) if late else items
     shares = tuple(_pass_slack(accounted, role, items))
     return (*items, *(_slack_of_both(item, sheet, items) for item in shares))
+
+
+def _generated_items(
+    accounted: _Accounted, role: Role, stage: int, items: tuple[Item, ...]
+) -> tuple[Item, ...]:
+    """``items`` of a model that generates with the tensors of another, with what autocast makes of them."""
+    owner = next(one for one in accounted.job.roles if one.name == role.weights_of)
+    if not owner.plan.precision.casts:
+        return items
+    serving = role.plan.serving
+    rows, tokens = serving.max_sequences or 1, serving.prompt_tokens or serving.max_model_len or 1
+    plan = accounted.prompts.setdefault(
+        role.name,
+        replace(
+            owner.plan,
+            workload=Training(microbatch=rows, seq_len=tokens),
+            recompute=replace(owner.plan.recompute, mode=RecomputeMode.FULL),
+        ),
+    )
+    return tuple(generation_items(owner, accounted.sheet_of(owner, stage, plan), int(rows), items))
 
 
 def _without_weights(items: tuple[Item, ...]) -> tuple[Item, ...]:

@@ -114,9 +114,13 @@ def _residency_in(phase: Mapping[str, Any], name: str) -> Residency:
 
 
 def _put_away(document: Mapping[str, Any], name: str, how: Residency) -> dict[str, Any]:
-    """The document with a role away in every phase in which it does not work, but where weights are sent."""
+    """The document with a role away in every phase in which it does not work, but where weights are sent:
+    there a server that sleeps has its weights and no cache yet.
+    """
     changed = deepcopy(dict(document))
     for phase in changed["phases"]:
+        if phase.get("active") is None and how is Residency.ASLEEP_2:
+            phase["residents"] = {**(phase.get("residents") or {}), name: Residency.PARAMETERS.value}
         if phase.get("active") not in (None, name):
             phase["residents"] = {**(phase.get("residents") or {}), name: how.value}
             if how is Residency.ASLEEP_2:

@@ -7,7 +7,7 @@ framework makes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from memsheet.frozen import replace
 from memsheet.jobs.resident import is_gradient_bucket
@@ -22,6 +22,12 @@ LEFT_OUT = (
     Component.GRADIENTS, Component.SAVED_ACTIVATIONS, Component.AUTOGRAD_DETAIL, Component.ALLOCATOR_SLACK,
 )  # fmt: skip
 """What a step keeps for its backward, and a slack that is of the step's own peak."""
+WIDEST = "widest_layer"
+"""The path of a layer's transients while a model serves (formulas/serving)."""
+ANGLES = "rotary_emb"
+"""Ends of the paths of rotary angles, of every row's positions (huggingface/transformers v5.3.0
+src/transformers/generation/utils.py, _prepare_position_ids_for_generation).
+"""
 TABLES = ("embed", "wte")
 """In the names of embeddings."""
 PASS = Derived("the forward of a step that recomputes every layer, without what it saves")
@@ -58,6 +64,38 @@ def cast_output_matrix(role: Role) -> Item:
     words = -(-int(role.model.head.width) // int(role.plan.mesh.tp))
     size = Bytes.exact(role.plan.precision.compute.nbytes(words * role.model.hidden))
     return Item(Component.TEMPORARIES, f"lm_head{CAST}", {Instant.LOSS: size}, PASS)
+
+
+def generation_items(owner: Role, prompt: Sheet, rows: int, items: Iterable[Item]) -> Iterator[Item]:
+    """A model that generates with ``owner``'s wider weights under autocast: its prompt is read as a pass of
+    the owner, and every forward has the matrices in the dtype of products, of those that want gradients.
+    ``prompt``: of the owner's step over ``rows`` prompts that recomputes every layer, each of which has
+    positions of its own; ``items``: of the generating model's own sheet, all of whose tensors are in that
+    dtype. The output matrix comes when the layers' transients are gone.
+    """
+    for item in items:
+        if item.component is Component.TEMPORARIES and item.path == WIDEST:
+            yield replace(
+                item, at={when: size for when, size in item.at.items() if when is not Instant.PREFILL}
+            )
+        else:
+            yield item
+    casts = False
+    for item in forward_items(owner, prompt, Residency.PARAMETERS):
+        size = item.at.get(Instant.FORWARD)
+        if item.component is not Component.TEMPORARIES or size is None:
+            continue
+        is_cast = item.path.endswith(CAST)
+        casts |= is_cast
+        if item.path.endswith(ANGLES):
+            size = Bytes(size.low, size.value * rows, size.high * rows)
+        yield replace(
+            item, at=dict.fromkeys((Instant.PREFILL, *((Instant.DECODE,) if is_cast else ())), size)
+        )
+    if casts and owner.plan.adapter is None:
+        size = cast_output_matrix(owner).at[Instant.LOSS]
+        at = {Instant.PREFILL: Bytes(0, 0, size.high), Instant.DECODE: size}
+        yield Item(Component.TEMPORARIES, f"lm_head{CAST}", at, PASS)
 
 
 def _reduces_gradients(role: Role, item: Item, how: Residency) -> bool:

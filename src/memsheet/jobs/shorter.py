@@ -92,10 +92,18 @@ def _with_fewer_logits(document: dict[str, Any], part: int) -> dict[str, Any]:
 
 def tokens_at_once(document: Mapping[str, Any]) -> int:
     """Tokens of the largest micro-batch that is learnt from."""
+    return _largest_batch(document)[0]
+
+
+def rows_at_once(document: Mapping[str, Any]) -> int:
+    """Rows of that micro-batch."""
+    return _largest_batch(document)[1]
+
+
+def _largest_batch(document: Mapping[str, Any]) -> tuple[int, int]:
     plans = [
         role["plan"] for role in document["roles"].values()
         if role["plan"].get("task") == "train" and role.get("trained", True)
     ]  # fmt: skip
-    return max(
-        (int(plan.get("microbatch") or 1) * int(plan.get("seq_len") or 0) for plan in plans), default=0
-    )
+    rows = [(int(plan.get("microbatch") or 1), int(plan.get("seq_len") or 0)) for plan in plans]
+    return max(((count * length, count) for count, length in rows), default=(0, 1))

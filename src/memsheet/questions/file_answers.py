@@ -219,12 +219,16 @@ def _answer_with_stand_ins(
     try:
         return _answer_of_plainer(ask, request, said)
     except InputError as last:
-        found = in_place_of_model(ask["model"], (*refused.problems, *last.problems))
+        ranks = request.get("mesh.ep")
+        found = in_place_of_model(
+            ask["model"], (*refused.problems, *last.problems), ranks if type(ranks) is int else 1
+        )
     if found is None:
         return None
     sized, why = found
+    dealt = {at: held for at, held in request.items() if at != "layers_per_stage"}  # the model's own
     try:
-        left = _answer_of_plainer({**ask, "model": sized.spec}, request, said)
+        left = _answer_of_plainer({**ask, "model": sized.spec}, dealt, said)
     except InputError:
         return None
     return left._replace(doubt=both_doubts(Doubt(f"the sheet is of {sized.words}: {why}"), left.doubt))

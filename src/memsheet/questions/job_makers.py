@@ -34,6 +34,7 @@ from memsheet.jobs.templates.slime import slime_job
 from memsheet.jobs.templates.swift import swift_gkd_job, swift_grpo_job
 from memsheet.jobs.templates.swift_megatron import swift_megatron_job
 from memsheet.jobs.templates.swift_rollout import answer_tokens
+from memsheet.jobs.templates.trl_colocated import with_mode_of_release
 from memsheet.jobs.templates.trl_students import STUDENTS, regressing_document, student_document
 from memsheet.jobs.templates.trl_values import (
     ANSWERS_OF,
@@ -130,6 +131,7 @@ def _job_of_method(
 ) -> Made | None:
     plan, model = plan_document(answer.plan), asked_as(answer.model)
     method = AS_GRPO.get(method, method)
+    values = with_mode_of_release(values, str(ask.get("engine_version") or read.release or ""))
     elements, sizes, said = _token_elements(answer), _sizes_of(answer), _said_length(answer)
     if method in STUDENTS:
         return student_document(method, {**values, "@seq_len": said}, plan, model, elements, sizes)

@@ -12,7 +12,13 @@ from memsheet.budget import Answer, Result
 from memsheet.errors import InputError
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.frozen import NamedTuple, replace
-from memsheet.jobs.shorter import MOST_HALVES, tokens_at_once, with_shorter_rows
+from memsheet.jobs.shorter import (
+    MOST_HALVES,
+    rows_at_once,
+    tokens_at_once,
+    with_rows_of,
+    with_shorter_rows,
+)
 from memsheet.jobs.templates.generation import is_own_generation
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as
@@ -85,24 +91,43 @@ class JobOfFiles(NamedTuple):
         return any(role["plan"].get("task") == "infer" for role in roles)
 
 
-def tokens_that_fit(found: JobOfFiles) -> tuple[int, int]:
-    """Tokens of a micro-batch with which the job is expected to fit, by halves, and those that are counted;
-    none where it is not with the fewest.
+class TokensThatFit(NamedTuple):
+    """Tokens of a micro-batch with which a job is expected to fit, 0 where it is not with the fewest that are
+    tried, and those that are counted; ``rows``: that the micro-batch has.
     """
+
+    fitting: int
+    counted: int
+    rows: int
+
+
+FINER = 4
+"""Halves of what lies between tokens that fit and twice as many: a sixteenth of them."""
+
+
+def tokens_that_fit(found: JobOfFiles) -> TokensThatFit:
+    """The most tokens of a micro-batch with which the job is expected to fit, to a sixteenth."""
     document: Mapping[str, Any] = found.answer.job or {}
     counted, low, high = tokens_at_once(document), 0, MOST_HALVES
-    if not _is_expected(found, document, high):
-        return 0, counted
+    rows = rows_at_once(document)
+    if not _is_expected(found, with_shorter_rows(document, high)):
+        return TokensThatFit(0, counted, rows)
     while high - low > 1:  # it does not fit with `low` halves, and does with `high`
         middle = (low + high) // 2
-        low, high = (low, middle) if _is_expected(found, document, middle) else (middle, high)
-    return tokens_at_once(with_shorter_rows(document, high)), counted
+        fits = _is_expected(found, with_shorter_rows(document, middle))
+        low, high = (low, middle) if fits else (middle, high)
+    row = counted // rows
+    fitting, most = row >> high, row >> low
+    for _ in range(FINER):
+        middle = (fitting + most) // 2
+        fits = middle > fitting and _is_expected(found, with_rows_of(document, middle, row))
+        fitting, most = (middle, most) if fits else (fitting, middle)
+    return TokensThatFit(rows * fitting, counted, rows)
 
 
-def _is_expected(found: JobOfFiles, document: Mapping[str, Any], halves: int) -> bool:
-    """Whether the expected need of a job with rows halved so often is what a card has."""
+def _is_expected(found: JobOfFiles, shorter: Mapping[str, Any]) -> bool:
+    """Whether the expected need of a job with shorter rows is what a card has."""
     try:
-        shorter = with_shorter_rows(document, halves)
         answer = answer_job(shorter, found.where, slack=SHARE_OF_SLACK, known=found.known)
     except InputError:
         return False

@@ -226,7 +226,8 @@ def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
         return Doubt("")
     if verdict.device.value <= cluster.device.framework_low_bytes:
         return Doubt("")
-    fitting, counted = tokens_that_fit(found)
-    told = f"it is expected to fit with {fitting:,}" if fitting else "fewer need less"
+    fitting, counted, rows = tokens_that_fit(found)
+    each = f", {fitting // rows:,} of each row's {counted // rows:,}" if rows > 1 else ""
+    told = f"it is expected to fit with {fitting:,}{each}" if fitting else "fewer need less"
     words = f"a micro-batch is counted with the {counted:,} tokens that it may have at the most, and {told}"
     return Doubt(words, found.least_bytes)

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from memsheet.catalog.sized_names import NamedSize
 with late_functions(__name__):
     from memsheet.catalog.names import bundled_match
-    from memsheet.catalog.sized_names import nearest_plain_model, size_in_name
+    from memsheet.catalog.sized_names import nearest_plain_model, size_in_name, size_of_parameters
 
 
+NO_EXPERTS = "is of routed experts, and "
 OF_MODEL = late_pattern(
-    r"has model code of its own|is of routed experts, and \S+ has none|and \S+ has none that is padded"
+    rf"has model code of its own|{NO_EXPERTS}\S+ has none|and \S+ has none that is padded"
 )
+OF_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+"""Keys of a configuration whose layers have experts (transformers' own names of them)."""
 BY_SIZE = ", by its size"
 LEAST_BILLIONS, MOST_BILLIONS = 0.01, 1500.0
 LAYERS = "num_hidden_layers"
@@ -52,44 +55,69 @@ class SizedModel:
         return min(1.0, self.size.least * 1e9 / parameter_count(self.spec))
 
 
-def in_place_of_model(model: Any, problems: Iterable[Problem]) -> tuple[SizedModel, str] | None:
+def in_place_of_model(
+    model: Any, problems: Iterable[Problem], expert_ranks: int = 1
+) -> tuple[SizedModel, str] | None:
     """The model of the same size that stands in for one whose layers nobody has written down for the engine,
-    where that is what keeps it from a sheet; and why.
+    where that is what keeps it from a sheet; and why. ``expert_ranks``: those among which files deal experts,
+    which a model has whose configuration says any.
     """
     ours = (one for one in problems if one.field in ("model", "model_type") or OF_MODEL.search(one.reason))
     why = next(ours, None)
-    sized = _sized_by_any_name(model) if why is not None and isinstance(model, str) else None
-    return (sized, f"{why.field} = {why.value} {why.reason}") if why is not None and sized else None
-
-
-def _sized_by_any_name(model: str) -> SizedModel | None:
-    """By the name that it has here, where its own says no size; of the parameters that it has, where they are
-    known.
-    """
+    if why is None or not isinstance(model, str):
+        return None
     found = bundled_match(model)
-    sized = sized_model(model) or (sized_model(found.name) if found else None)
+    config = (find_model(found.name) or {}).get("config") if found else None
+    if why.reason.startswith(NO_EXPERTS) and is_without_experts(model):
+        return None
+    ranks = expert_ranks if config is not None and _says_experts(config) else None
+    sized = _sized_by_any_name(model, found.name if found else model, config, ranks)
+    return (sized, f"{why.field} = {why.value} {why.reason}") if sized else None
+
+
+def is_without_experts(model: str) -> bool:
+    """Whether it is known of a model's layers that they have no experts."""
+    found = bundled_match(model)
     entry = find_model(found.name) if found else None
-    if sized is None or entry is None:
-        return sized
+    return entry is not None and not _says_experts(entry["config"])
+
+
+def _says_experts(config: Mapping[str, Any]) -> bool:
+    return any(config.get(at) for at in OF_EXPERTS)
+
+
+def _sized_by_any_name(
+    model: str, bundled: str, config: Mapping[str, Any] | None, expert_ranks: int | None
+) -> SizedModel | None:
+    """Of the parameters that it has, where they are known, else by its own name or the one it has here."""
+    size = size_in_name(model) or size_in_name(bundled)
+    count = _known_count(config)
+    if count is not None:
+        size = size_of_parameters(count, size)
+    return _model_of_size(model, size, expert_ranks)
+
+
+def _known_count(config: Mapping[str, Any] | None) -> int | None:
+    """The parameters of a bundled configuration."""
     try:
-        count = parameter_count(read_hf_config(entry["config"]))
+        return parameter_count(read_hf_config(config)) if config is not None else None
     except InputError:
-        return sized
-    base = find_model(sized.base)
-    assert base is not None
-    held = _with_parameters(base["config"], count)
-    spec = replace(held, name=sized.spec.name, source=replace(held.source, positions_open=True))
-    return replace(sized, spec=spec)
+        return None
 
 
 def sized_model(name: str, *, stored: bool = False) -> SizedModel | None:
     """The model that stands in for one of that name, ``stored`` as that says; None where the name says no
     size.
     """
-    size = size_in_name(name)
+    return _model_of_size(name, size_in_name(name), stored=stored)
+
+
+def _model_of_size(
+    name: str, size: NamedSize | None, expert_ranks: int | None = None, *, stored: bool = False
+) -> SizedModel | None:
     if size is None or not LEAST_BILLIONS <= size.billions <= MOST_BILLIONS:
         return None
-    base = nearest_plain_model(size)
+    base = nearest_plain_model(size, expert_ranks)
     entry = find_model(base)
     if entry is None:
         return None

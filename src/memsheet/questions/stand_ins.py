@@ -179,7 +179,7 @@ STAND_INS = (
     StandIn("layers_per_stage", "is not a list of whole numbers", lambda *_: {"layers_per_stage": None}),
     StandIn(
         "mesh.tp",
-        "not compared with its real code|(?:host|adapters) are not modelled over its ranks",
+        "not compared with its real code|a tied table has|(?:host|adapters) are not modelled over its ranks",
         _divided_states,
     ),
     StandIn("mesh.pp", OVER_STAGES.pattern, _even_stages),

@@ -17,15 +17,17 @@ from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets
 from memsheet.plan.defaults import NEEDS_WEIGHTS
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.workload import Training
-from memsheet.questions.sized_models import BY_SIZE
+from memsheet.questions.sized_models import BY_SIZE, NO_EXPERTS
 from memsheet.units import format_bytes
 
 with late_functions(__name__):
+    from memsheet.questions.sized_models import is_without_experts
     from memsheet.questions.stand_ins import stood_in
 
 
 UNACCOUNTED = late_pattern(r"\bnot (?:modelled|recorded)\b|the host one by one")
 """What a refusal says of an option that exists and that is not accounted (``resolve``, ``plan/check.py``)."""
+EXPERTS = "moe."
 TARGETS, FULL = "adapter.targets", "adapter.full_modules"
 ABSENT = late_pattern(f"names no linear layer|{OUTSIDE}")
 """What peft passes over where other names match, and what it adapts that is not accounted."""
@@ -98,7 +100,7 @@ def answer_without(
             full = request.get(FULL) if FULL not in kept else None
             changed = [key for key in {*request, *kept} if request.get(key) != kept.get(key)]
             least = least_of(answer, changed) if answer.verdict else 0
-            over = _passed_over(request, kept, answer)
+            over = _passed_over(request, kept, answer) | _without_experts(request, kept, answer)
             over |= _by_same_kernel(request, kept, answer, words)
             doubts = [one for one in dict.fromkeys(words) if one not in over]
             most = _most_with_tables(answer, full)
@@ -123,6 +125,20 @@ def _passed_over(request: Mapping[str, Any], kept: Mapping[str, Any], answer: An
     return {
         f"{OTHER_TARGETS}: {one} {reason}": f"{TARGETS} = {','.join(rest)} (no module is called {one})"
         for one in passed_over_targets(gone, answer.model, engine)
+    }
+
+
+def _without_experts(request: Mapping[str, Any], kept: Mapping[str, Any], answer: Answer) -> dict[str, str]:
+    """What was left out of how experts are run, as remarks, by how each is told where there may be some: a
+    model whose layers have none runs nothing of it.
+    """
+    if not is_without_experts(answer.model.name):
+        return {}
+    gone = [key for key in request if key.startswith(EXPERTS) and key not in kept]
+    reason = f"{NO_EXPERTS}{answer.model.name} has none"
+    return {
+        f"the sheet is without {word}, which {reason}": f"{word} moves nothing: {reason}"
+        for word in (f"{key} = {request[key]}" for key in gone)
     }
 
 
@@ -192,11 +208,16 @@ def _left_out(problem: Problem, request: Mapping[str, Any], said: Mapping[str, A
         not keys
         or field in NEVER
         or any(key in said for key in keys)
-        or not UNACCOUNTED.search(problem.reason)
+        or not (UNACCOUNTED.search(problem.reason) or _is_of_experts(problem))
     ):
         return None
     dropped = {*keys, *TOGETHER.get(field, ())}
     return {key: held for key, held in request.items() if key not in dropped}
+
+
+def _is_of_experts(problem: Problem) -> bool:
+    """Whether it is about how experts are run, of a model that has none as far as is known."""
+    return problem.field.startswith(EXPERTS) and problem.reason.startswith(NO_EXPERTS)
 
 
 def _problem_words(problem: Problem) -> str:

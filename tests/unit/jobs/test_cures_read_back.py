@@ -81,6 +81,33 @@ SLIME = (
     "--use-dynamic-batch-size --max-tokens-per-gpu 4096 --advantage-estimator grpo "
     "--rollout-num-gpus-per-engine 1 --sglang-mem-fraction-static 0.6 --colocate --no-offload-rollout"
 )
+NEMO = (WILD / "nl-dpo.yaml").read_text()
+POLICY = """
+grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 8}
+loss_fn: {reference_policy_kl_penalty: 0.01}
+policy:
+  model_name: Qwen/Qwen3-4B
+  train_global_batch_size: 64
+  train_micro_batch_size: 16
+  logprob_batch_size: 4
+  max_total_sequence_length: 2048
+  precision: bfloat16
+  dtensor_cfg: {enabled: true, activation_checkpointing: true, tensor_parallel_size: 1, context_parallel_size: 1, cpu_offload: false}
+  sequence_packing: {enabled: false}
+  optimizer: {name: torch.optim.AdamW, kwargs: {foreach: false, fused: false}}
+  generation:
+    backend: BACKEND
+    vllm_cfg: {tensor_parallel_size: 1, gpu_memory_utilization: 0.99, max_model_len: 2048}
+    sglang_cfg: {tp_size: 1, pp_size: 1, mem_fraction_static: 0.97, context_length: 2048, sglang_server_config: {needs_offload: true, cpu_weight_backup: true}}
+    colocated: {enabled: true, resources: {gpus_per_node: null, num_nodes: null}}
+cluster: {gpus_per_node: 2, num_nodes: 1}
+"""
+SERVES = POLICY.replace("micro_batch_size: 16", "micro_batch_size: 1").replace("Qwen3-4B", "Qwen3-0.6B")
+AWAKE = POLICY.replace("needs_offload: true", "needs_offload: false").replace(
+    "fraction_static: 0.97", "fraction_static: 0.6"
+)
+PRIME = (WILD / "pr-reverse-text-rl.toml").read_text()
+WHOLE = '[trainer.model]\nfused_lm_head_token_chunk_size = "disabled"\n\n[trainer.optim]'
 EXAMPLES = "accelerate launch --num_processes 2 examples/scripts"
 SMALLER, REWARDS = PAIRS.replace("7B", "1.5B"), MODEL.replace("7B", "1.5B")
 CASES: dict[str, tuple[str, str, str]] = {
@@ -115,15 +142,31 @@ CASES: dict[str, tuple[str, str, str]] = {
     "beside a critic over Megatron": ("run.sh", PIPELINED, "8xH100-80GB"),
     "openrlhf": ("run.sh", OPENRLHF, "2xA100-80GB"),
     "slime": ("run.sh", SLIME, "2xA100-40GB"),
+    "nemo-rl's pairs": ("dpo.yaml", NEMO, "1xRTX4090"),
+    "nemo-rl's rows": ("grpo.yaml", POLICY.replace("BACKEND", "vllm"), "2xA100-80GB"),
+    **{f"nemo-rl's {backend}": ("grpo.yaml", SERVES.replace("BACKEND", backend), "2xA100-40GB") for backend in ("vllm", "sglang")},
+    "nemo-rl's server awake": ("grpo.yaml", AWAKE.replace("BACKEND", "sglang").replace("micro_batch_size: 16", "micro_batch_size: 4"), "2xA100-80GB"),
+    "prime-rl's logits": ("rl.toml", PRIME.replace("[trainer.optim]", WHOLE).replace("seq_len = 2048", "seq_len = 32768"), "2xA100-40GB"),
+    "prime-rl's share": ("rl.toml", PRIME.replace("[inference]", "[inference.vllm]\ngpu_memory_utilization = 0.99"), "2xA100-40GB"),
     "a script in sixteen bits": ("train.py", DPO.replace("bf16=True", "bf16=True, gradient_accumulation_steps=4"), "4xA100-80GB"),
     "adapters": ("run.sh", f"trl dpo {PAIRS.replace('7B', '32B')} --use_peft true --dtype bfloat16", "4xA100-80GB"),
     "weights in sixteen bits": ("run.sh", f"trl dpo {PAIRS} --dtype bfloat16 --gradient_accumulation_steps 4", "2xA100-80GB"),
 }  # fmt: skip
+OVERRIDE = re.compile(r"[\w.]+=\S+")
 STARTED = {"dpo.yaml": "trl/scripts/dpo.py --config", "lf.yaml": "src/train.py"}
 SMALL = 2e-2
 """Part of the need by which it may differ: a change of a plan leaves the bytes of a logit, and its
 allocations are played anew.
 """
+
+
+def nested_change(held: dict[str, Any], words: str) -> None:
+    """Set what stands under a path of keys with points between them, by an override."""
+    path, _, value = words.partition("=")
+    *groups, key = path.strip().split(".")
+    for name in groups:
+        held = held.setdefault(name, {})
+    held[key] = yaml.safe_load(value)
 
 
 def pairs_of(words: str) -> list[tuple[str, str]]:
@@ -136,6 +179,17 @@ def pairs_of(words: str) -> list[tuple[str, str]]:
 
 def changed_text(file: str, text: str, words: str) -> str:
     """The file with the words written where its own say otherwise, else behind them."""
+    if file.endswith(".toml"):
+        path, _, value = words.partition(" = ")
+        text, times = re.subn(
+            rf"(?m)^{path.rpartition('.')[2]} = .*$", f"{path.rpartition('.')[2]} = {value}", text
+        )
+        assert times == 1
+        return text
+    if file.endswith((".yaml", ".yml")) and OVERRIDE.fullmatch(words):
+        held = yaml.safe_load(text)
+        nested_change(held, words)
+        return str(yaml.safe_dump(held))
     if file.endswith((".yaml", ".yml")):
         held = yaml.safe_load(text)
         for key, value in yaml.safe_load(f"{{{words}}}").items():

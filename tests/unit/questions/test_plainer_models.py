@@ -10,11 +10,14 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
+from memsheet.catalog import find_model
 from memsheet.errors import Problem, input_error
 from memsheet.formulas.states.params import parameter_tensors, tower_tensors
+from memsheet.plan.model import Moe
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import read_named_model
 from memsheet.questions.sized_models import in_place_of_model
+from memsheet.readers.hf_config import read_hf_config
 
 TOWER = Problem(field="model", value="m", reason="its vision tower is not modelled for megatron")
 LAYERS = Problem(field="model", value="m", reason="the layers of x are not modelled for megatron: caps")
@@ -133,3 +136,48 @@ def test_a_bundled_model_by_its_size_has_as_many_parameters_as_it_has() -> None:
     layer = parameters_of(parameter_tensors(sized[0].spec)) // sized[0].spec.layers
     apart = parameters_of(parameter_tensors(sized[0].spec)) - parameters_of(parameter_tensors(spec))
     assert abs(apart) <= layer
+
+
+SLIME = (
+    "ray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 2 --colocate {words} "
+    "--hf-checkpoint Qwen/Qwen3-0.6B --rollout-batch-size 8 --n-samples-per-prompt 8 "
+    "--rollout-max-response-len 1024 --global-batch-size 64 --use-dynamic-batch-size "
+    "--max-tokens-per-gpu 4096 --rollout-num-gpus-per-engine 1\n"
+)
+OF_RANKS = Problem(field="mesh.ep", value=32, reason="is of routed experts, and it has none")
+
+
+def test_what_stands_in_for_experts_has_as_many_as_are_dealt() -> None:
+    """A layer's experts are a multiple of the ranks that have them, and parameters are the model's own."""
+    for name, ranks in (("nemotron-3-super-120b-a12b", 32), ("glm-5", 64), ("hy3", 8)):
+        found = in_place_of_model(name, [OF_RANKS], ranks)
+        assert found is not None
+        moe = next(
+            block.feed_forward for block in found[0].spec.blocks() if isinstance(block.feed_forward, Moe)
+        )
+        assert moe.experts % ranks == 0
+        entry = find_model(name)
+        assert entry is not None
+        own, held = read_hf_config(entry["config"]), found[0].spec
+        layer = parameters_of(parameter_tensors(held)) // held.layers
+        assert abs(parameters_of(parameter_tensors(held)) - parameters_of(parameter_tensors(own))) <= layer
+    assert in_place_of_model("qwen2.5-math-7b", [OF_RANKS], 8) is None
+
+
+@pytest.mark.parametrize(("words", "told"), [("--moe-token-dispatcher-type alltoall", True), ("", False)])
+def test_how_experts_are_run_moves_nothing_where_there_are_none(
+    words: str, told: bool, tmp_path: Path
+) -> None:
+    """A script of a family says it for all of the family's models."""
+    (tmp_path / "run.sh").write_text(SLIME.format(words=words))
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB")
+    assert found.answer is not None
+    assert any("moves nothing" in one for one in found.assumed) is told
+    assert "moe" not in found.doubt
+
+
+def test_ranks_of_experts_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(SLIME.format(words="--expert-model-parallel-size 2"))
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB")
+    assert found.answer is None
+    assert "has none" in "".join(found.why_not)

@@ -314,7 +314,8 @@ FORMAT = Format(
     },
     known=frozenset({
         LAUNCHED, "compute_environment", "debug", "machine_rank", "main_training_function", "main_process_ip", "main_process_port", "rdzv_backend",
-        "same_network", "gpu_ids", "enable_cpu_affinity", "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name",
+        "same_network", "max_restarts", "monitor_interval", "tee", "role", "log_dir", "rdzv_conf", "quiet", "no_python",
+        "num_cpu_threads_per_process", "gpu_ids", "enable_cpu_affinity", "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name",
         "tpu_zone", "tpu_vm", "command_file", "commands", "dynamo_config",
             "dynamo_config.*",
             "fp8_config.*",

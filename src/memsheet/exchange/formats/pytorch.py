@@ -24,6 +24,7 @@ from memsheet.exchange.shared.loop_script import (
     MESH,
     SEQUENCE,
     WHOLE_OUTPUTS,
+    WHOLE_ROWS,
     loop_values,
 )
 from memsheet.exchange.shared.peft_configs import OPEN_RANK, READ, trains_beside
@@ -146,9 +147,12 @@ def _part_of_card(values: Values, ranks: int) -> Mapping[str, Any]:
 
 
 def _read_length(value: Any, values: Values) -> Mapping[str, Any]:
-    """Rows as long as they may be; a prompt, where nothing else is said of it."""
+    """Rows as long as they may be, or just so long; a prompt, where nothing else is said of it."""
     if not _generates(values):
-        return {"seq_len": value, "?seq_len_kind": "maximum"}
+        return {
+            "seq_len": value,
+            **({} if values.get(f"{LOOP}.{WHOLE_ROWS}") else {"?seq_len_kind": "maximum"}),
+        }
     return {} if values.get(f"{LOOP}.prompt") else {"serving.prompt_tokens": value}
 
 
@@ -232,6 +236,6 @@ FORMAT = Format(
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),
     },
-    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{DRIVER}", f"{LOOP}.{FED}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{SPREADS}"},
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{DRIVER}", f"{LOOP}.{FED}", f"{LOOP}.{WHOLE_ROWS}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{SPREADS}"},
     model=lambda values: built_config(values, SCRIPT),
 )  # fmt: skip

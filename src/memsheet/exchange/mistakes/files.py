@@ -5,7 +5,7 @@ than meant.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.mistakes.batch_scripts import COUNTED, differing_counts
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
@@ -72,9 +72,27 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
             yield Found(
                 where=f"{name}: {at}",
                 says=_not_taken(read, strict=strict, wrong=wrong),
-                cure=f"{near}?" if near else _left_out(wrong=wrong, strict=strict),
+                cure=_near_key(name, read, near) if near else _left_out(wrong=wrong, strict=strict),
                 stops=wrong,
             )
+
+
+SWITCHED_ON_BY: Mapping[str, str] = {"lora_r": "use_peft"}
+"""Keys that do nothing unless another is on (huggingface/trl f2cd577 trl/trainer/utils.py,
+get_peft_config).
+"""
+
+
+def _near_key(name: str, read: Read, near: str) -> str:
+    """The key that may be meant, with the one that switches it on where nobody does: as flags of a command,
+    else as keys.
+    """
+    switch = SWITCHED_ON_BY.get(near)
+    if switch is None or read.values.get(switch) or not any(key.at == switch for key in read.form.keys):
+        return f"{near}?"
+    return (
+        f"{switch}: true, {near}?" if name.endswith((".yaml", ".yml", ".json")) else f"--{switch} --{near}?"
+    )
 
 
 def _not_taken(read: Read, *, strict: bool, wrong: bool) -> str:

@@ -90,7 +90,8 @@ def _needless_offload(case: Case) -> Iterator[Found]:
 
 
 def _few_heads(case: Case) -> Iterator[Found]:
-    tp = case.request.get("mesh.tp") or 1
+    said = (case.request, *(read.request for read in case.reads.values()))  # of files where it is left out
+    tp = next((one["mesh.tp"] for one in said if one.get("mesh.tp")), 1)
     if case.model is None or not isinstance(tp, int):
         return
     blocks = case.model.blocks()

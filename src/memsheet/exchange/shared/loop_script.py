@@ -41,7 +41,12 @@ from memsheet.exchange.shared.role_names import (
     flag_values,
     role_value,
 )
-from memsheet.exchange.shared.row_lengths import is_slice_of_rows, tokenized_length
+from memsheet.exchange.shared.row_lengths import (
+    drawn_shapes,
+    has_whole_rows,
+    is_slice_of_rows,
+    tokenized_length,
+)
 from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
@@ -60,7 +65,7 @@ from memsheet.exchange.shared.unsloth_loads import UNSLOTH_LOADS, unsloth_bits
 from memsheet.patterns import late_pattern
 
 DEEPSPEED, DIVIDED, MESH = "deepspeed", "divided_weights", "mesh"
-FED, SEQUENCE = "rows_of_engine", "sequence"
+FED, SEQUENCE, WHOLE_ROWS = "rows_of_engine", "sequence", "whole_rows"
 """Where DeepSpeed makes the loader, its rows are the configuration's (deepspeed/__init__.py, initialize)."""
 STEPS = late_pattern(r"\.backward\(|\.train_batch\(|\.manual_backward\(")
 STEPPER = late_pattern(r"\boptimizer\w*\s*=[^=]")
@@ -270,7 +275,9 @@ def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, 
         "batch": batch or _stepped_rows(module) or _role_count(told("batch")) or rows, "length": tokenized_length(module) or _role_count(told("length")) or length,
         "accumulation": rounds or _role_count(told("accumulation")), SEQUENCE: _role_count(told(SEQUENCE)),
     }  # fmt: skip
-    return {at: size for at, size in sizes.items() if size is not None}
+    found = {at: size for at, size in sizes.items() if size is not None}
+    whole = found.get("length") is not None and has_whole_rows(module, found["length"])
+    return {**found, **({WHOLE_ROWS: True} if whole else {})}
 
 
 def _stepped_rows(module: Module) -> int | None:
@@ -290,15 +297,7 @@ def _stepped_rows(module: Module) -> int | None:
 
 def _drawn_rows(module: Module) -> tuple[int | None, int | None]:
     """Rows of a batch of tokens that a script draws itself, and their length: the largest of several."""
-    drawn: list[tuple[int, int]] = [
-        (rows, length)
-        for held in _local_calls(module, "randint")
-        for at in ("size", "2", "1")
-        if isinstance(shape := held.get(at), list)
-        and len(shape) == 2
-        and (rows := positive_count(shape[0]))
-        and (length := positive_count(shape[1]))
-    ]
+    drawn = drawn_shapes(module)
     return max(drawn, key=lambda shape: shape[0] * shape[1]) if drawn else (None, None)
 
 

@@ -288,7 +288,22 @@ def _evaluate_switch(module: Module, node: ast.expr, given: Mapping[str, Any], d
         held = _evaluate_condition(module, node.operand, given, depth)
         return UNSET if held is None else not held
     decided = _evaluate_condition(module, node, given, depth)
-    return UNSET if decided is None else decided
+    if decided is not None or not isinstance(node, ast.BoolOp):
+        return UNSET if decided is None else decided
+    return _first_deciding(module, node, given, depth)
+
+
+def _first_deciding(module: Module, node: ast.BoolOp, given: Mapping[str, Any], depth: int) -> Any:
+    """The plain value that ``a or b`` or ``a and b`` comes to, of those before it which the text tells."""
+    stops = isinstance(node.op, ast.Or)
+    held: Any = UNSET
+    for one in node.values:
+        held = evaluate_expression(module, one, given, depth + 1)
+        if held == UNSET or not isinstance(held, bool | int | float | str | None):
+            return UNSET
+        if bool(held) is stops:
+            break
+    return held
 
 
 def _evaluate_dict(

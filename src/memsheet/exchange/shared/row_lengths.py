@@ -16,8 +16,11 @@ from memsheet.exchange.shared.python_module import Module
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.script_places import CLASS, TOKENIZERS
 
-CUTS = ("tokenizer", "tok", "tokenize", "encode_plus", "from_pretrained")
+LOADS = "from_pretrained"
+CUTS = ("tokenizer", "tok", "tokenize", "encode_plus", LOADS)
 """What scripts call that cuts rows to a length (transformers tokenization_utils_base.py, __call__)."""
+OF_DATA = ("load_dataset", "load_from_disk", "open", "read_parquet", "read_json", "memmap", "AutoTokenizer")
+"""What scripts call that reads rows that they do not draw."""
 CORPORA: Mapping[str, tuple[str, ...]] = {
     "TextDataset": ("block_size", "2"), "LineByLineTextDataset": ("block_size", "2"), "ConstantLengthDataset": ("seq_length",),
 }  # fmt: skip
@@ -56,6 +59,36 @@ def tokenized_length(module: Module) -> int | None:
         if (length := positive_count(held.get(at)))
     ]
     return max(_block_lengths(module), default=None) or max(asked, default=None)
+
+
+def has_whole_rows(module: Module, length: int) -> bool:
+    """Whether every row has just ``length`` tokens: a corpus is cut into pieces of them, the tokenizer fills
+    its rows up to them, or the script draws its rows itself and reads no others.
+    """
+    blocks = {*_block_lengths(module)}
+    if blocks:
+        return blocks == {length}
+    texts = [held for held in named_calls(module, CUTS, local=True) if held[CLASS] != LOADS]
+    if texts:
+        return all(
+            held.get("padding") == "max_length" and positive_count(held.get("max_length")) == length
+            for held in texts
+        )
+    drawn = {shape[1] for shape in drawn_shapes(module)}
+    return drawn == {length} and not any(named_calls(module, OF_DATA))
+
+
+def drawn_shapes(module: Module) -> list[tuple[int, int]]:
+    """Rows and lengths of the batches of tokens that a script draws itself (``torch.randint``)."""
+    return [
+        (rows, length)
+        for held in named_calls(module, ("randint",), local=True)
+        for at in ("size", "2", "1")
+        if isinstance(shape := held.get(at), list)
+        and len(shape) == 2
+        and (rows := positive_count(shape[0]))
+        and (length := positive_count(shape[1]))
+    ]
 
 
 def _block_lengths(module: Module) -> Iterator[int]:

@@ -31,6 +31,7 @@ from memsheet.exchange.shared.shell_loops import (
     names_given,
     quiet_functions,
     quoted_text,
+    reckons_with_itself,
     starts_something,
 )
 from memsheet.exchange.shared.shell_syntax import (
@@ -427,7 +428,7 @@ class ScriptWalk:
         if found is None:
             return
         name, more, value = found[1], found[2], self.inlined(found[3])
-        if self.doubtful and (more or adds_to_itself(name, value)):
+        if self.doubtful and (more or adds_to_itself(name, value) or reckons_with_itself(name, value)):
             self.left_out(name)
             return
         held = word_values(value, self.names) if value else [""]

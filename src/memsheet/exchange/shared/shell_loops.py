@@ -102,6 +102,11 @@ def adds_to_itself(name: str, value: str) -> bool:
     return re.match(rf"\"?\$(?:\{{{name}[}}:]|{name}\b)", value) is not None
 
 
+def reckons_with_itself(name: str, value: str) -> bool:
+    """Whether a value is reckoned of what the name had before (``N=$((N - 1))``)."""
+    return value.lstrip('"').startswith("$((") and re.search(rf"\b{name}\b", value) is not None
+
+
 def quoted_text(word: str) -> str | None:
     """What stands between a word's quotes, as a script of its own; None of a word that is not one quote."""
     inner = word[1:-1]

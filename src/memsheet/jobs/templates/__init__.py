@@ -65,6 +65,11 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     },
     "slime": {"sleep": "--offload-rollout", "offload": "--offload-train", "share": "--sglang-mem-fraction-static {share:g}", "logits": "", "batch": "", "shard": ""},
     "nemo-rl": {"share": "policy.generation.vllm_cfg.gpu_memory_utilization={share:g}", "logits": "", "sleep": "", "offload": "", "batch": "policy.train_micro_batch_size={rows}", "shard": ""},
+    "nemo-rl-dpo": {"logits": "", "batch": "policy.train_micro_batch_size={rows}", "shard": ""},
+    "nemo-rl-sglang": {
+        "share": "policy.generation.sglang_cfg.mem_fraction_static={share:g}", "sleep": "policy.generation.sglang_cfg.sglang_server_config.needs_offload=true",
+        "logits": "", "offload": "", "batch": "policy.train_micro_batch_size={rows}", "shard": "",
+    },
     "prime-rl": {"share": "inference.vllm.gpu_memory_utilization = {share:g}", "logits": "trainer.model.fused_lm_head_token_chunk_size = 8192", "batch": "", "shard": "", "offload": "", "sleep": ""},
     "areal": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "actor.offload: true, enable_offload: true", "sleep": ""},
     "roll": {"share": "", "logits": "", "batch": "", "shard": "", "offload": "", "sleep": ""},

@@ -31,14 +31,16 @@ def own_generation(actor: Mapping[str, Any], model: str, *, rows: int, new: int)
 
 
 def generating_phase(actor: Mapping[str, Any], elements: int) -> dict[str, Any]:
-    """The phase of it. Beside weights in fp32 keys are turned in fp32 and values are not: half as much of the
-    cache again, and as much again at the most. ``elements``: of the cache of all rows.
+    """The phase of it. Beside weights in fp32 rotary angles are too, which make keys fp32, and a cache takes
+    values in the dtype of its first keys (huggingface/transformers v5.3.0 src/transformers/cache_utils.py,
+    DynamicLayer.lazy_initialization): as much of the cache again, and nothing of models that cast keys back.
+    ``elements``: of the cache of all rows.
     """
     phase: dict[str, Any] = {"name": "gen", "active": "rollout"}
     if (actor.get("precision") or {}).get("parameters") == "fp32":
         cache = 2 * elements
-        why = "keys that rotary angles in fp32 make fp32, and values at the most"
-        phase["items"] = [extra_item("kv_cache", "cache_in_fp32", (0, cache // 2, cache), why)]
+        why = "keys that rotary angles in fp32 make fp32, and values that are kept as keys are"
+        phase["items"] = [extra_item("kv_cache", "cache_in_fp32", (0, cache, cache), why)]
     return phase
 
 

@@ -1,12 +1,14 @@
 """NeMo-RL's GRPO, PPO and distillation: a policy on FSDP2 or on Megatron-Core, a model of values or a teacher
-on its cards, and vLLM on these or on others.
+on its cards, and vLLM or SGLang on these or on others. Dynamo starts vLLM as its own settings say
+(models/generation/dynamo/arguments.py).
 
 Lines are of NVIDIA-NeMo/RL at 7ea279a, under nemo_rl. The reference is a copy on the host that is switched
 into the policy's own weights (models/policy/workers/dtensor_policy_worker_v2.py:1007-1051,
 megatron_policy_worker.py:1971-2030). Before weights are sent the optimizer's states and gradients leave the
 card, after it the parameters do (algorithms/grpo.py:2341-2417); a pass that reads has the parameters back
 alone (dtensor_policy_worker_v2.py:1222-1250), training all of it (:1253-1269). vLLM sleeps at its first
-level (models/generation/vllm/vllm_worker.py:1309).
+level (models/generation/vllm/vllm_worker.py:1309); SGLang where its memory saver is on, with a copy on the
+host where that is asked for (models/generation/sglang/sglang_worker.py:395-396).
 """
 
 from __future__ import annotations
@@ -45,8 +47,13 @@ from memsheet.jobs.templates.planned import (
     planned_actor,
     planned_reference,
 )
+from memsheet.jobs.templates.servers import SGLANG_KEPT, VLLM_COUNTS, Server, option_group, sglang_server
 
-VLLM = f"{GENERATION}.vllm_cfg"
+VLLM, SGLANG = f"{GENERATION}.vllm_cfg", f"{GENERATION}.sglang_cfg"
+OF_VLLM, GIVEN = ("vllm", "dynamo"), f"{GENERATION}.vllm_kwargs."
+JOB_NAMES = {"sglang": "nemo-rl-sglang"}
+"""Of backends whose settings have keys of their own, which the words of cures have."""
+OF_NO_MEMORY = ("model_path", "random_seed", "skip_server_warmup", "allow_auto_truncate")
 READ, LEARNT = (6, 8, 12), (8, 12, 20)
 """Bytes of a logit of a rank's part of the vocabulary: cast to fp32 where the model hands it out
 (models/automodel/setup.py:484-487), with a log-softmax beside it; where it is learnt from with gradients of
@@ -61,20 +68,17 @@ SHARE = 0.6
 
 def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
     """The job of a configuration's values. ``plan``: of the policy, as its own sheet has it. None of other
-    methods than these, of other servers than vLLM, and where places are not said.
+    methods than these, of other servers, and where places are not said.
     """
     places, read = cluster_places(values), micro_tokens(values, "logprob")
-    share = values.get(f"{VLLM}.gpu_memory_utilization", SHARE)
-    known = isinstance(share, int | float) and 0 < share <= 1
     if algorithm_of(values) == PAIRS:
         return _pairs_job(values, plan, model, sizes)
-    if algorithm_of(values) not in METHODS or values.get(f"{GENERATION}.backend", "vllm") != "vllm":
-        return None
-    if places is None or not read or not known:
+    server = _started_server(values)
+    if algorithm_of(values) not in METHODS or server is None or places is None or not read:
         return None
     actor, _ = planned_actor(plan)
     actor["loss"] = plan.get("loss") if divides_logits(values) else actor["loss"]
-    each = _engine_cards(values)
+    each = server.cards
     together = shares_cards(values)
     ranks = card_count(actor)
     if not together or ranks % each:
@@ -89,12 +93,14 @@ def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Size
         if beside is None:
             return None
         roles[role], placement[role] = beside, [0, ranks]
-    roles["rollout"] = {"model": model, "plan": _vllm_plan(values)}
+    roles["rollout"] = {"model": model, "plan": server.plan}
     document = {
-        "schema": SCHEMA, "name": "nemo-rl", "roles": roles, "placement": placement,
+        "schema": SCHEMA, "name": JOB_NAMES.get(_backend_of(values), "nemo-rl"), "roles": roles, "placement": placement,
         "phases": _policy_phases(values, read, sizes),
     }  # fmt: skip
-    return Made(document, _unread_words(values), shorter_rows=True)
+    words = (*server.left_words, *_unread_words(values))
+    over = (SGLANG_KEPT,) if _backend_of(values) == "sglang" and together else ()
+    return Made(document, words, shorter_rows=True, over_words=over)
 
 
 METHODS = ("grpo", "ppo", "distillation")
@@ -126,7 +132,8 @@ def _pairs_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes
         {"name": "update_actor", "active": "actor", **_learnt_of_logits(values, sizes, OF_PAIR)},
     ]  # fmt: skip
     roles = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
-    return Made({"schema": SCHEMA, "name": "nemo-rl", "roles": roles, "phases": phases}, shorter_rows=True)
+    name = f"nemo-rl-{PAIRS}"  # by which cures count a pair as one row
+    return Made({"schema": SCHEMA, "name": name, "roles": roles, "phases": phases}, shorter_rows=True)
 
 
 def _role_of_group(values: Values, role: str, group: str, model: str, ranks: int) -> dict[str, Any] | None:
@@ -151,9 +158,33 @@ def _role_of_group(values: Values, role: str, group: str, model: str, ranks: int
     return {"model": known, "plan": plan, "trained": True, "process": role, "head": "values"}
 
 
-def _engine_cards(values: Values) -> int:
-    degrees = [least_one(values, f"{VLLM}.{name}_parallel_size", 1) or 1 for name in ("tensor", "pipeline")]
-    return degrees[0] * degrees[1]
+def _backend_of(values: Values) -> str:
+    return str(values.get(f"{GENERATION}.backend", "vllm"))
+
+
+def _started_server(values: Values) -> Server | None:
+    """The engine of the backend that is named; None of one that is not accounted, or of unknown share."""
+    if _backend_of(values) == "sglang":
+        given = option_group(values, SGLANG)
+        degrees = [least_one(given, f"{name}_size", None) for name in ("tp", "pp")]
+        if degrees[0] is None:
+            return None
+        known = {at: held for at, held in given.items() if at not in OF_NO_MEMORY}
+        return sglang_server(known, SGLANG, degrees[0] * (degrees[1] or 1))
+    share = values.get(f"{VLLM}.gpu_memory_utilization", SHARE)
+    if _backend_of(values) not in OF_VLLM or not isinstance(share, int | float) or not 0 < share <= 1:
+        return None
+    ranks = [least_one(values, f"{VLLM}.{name}_parallel_size", 1) or 1 for name in ("tensor", "pipeline")]
+    return Server(_vllm_plan(values), ranks[0] * ranks[1], _unread_of_vllm(values))
+
+
+def _sleeps_between(values: Values) -> str:
+    """How a server on the trainer's cards rests while it trains."""
+    if _backend_of(values) != "sglang":
+        return "asleep-1"
+    if not says_true(values, f"{SGLANG}.sglang_server_config.needs_offload"):
+        return "whole"
+    return "asleep-1" if says_true(values, f"{SGLANG}.sglang_server_config.cpu_weight_backup") else "asleep-2"
 
 
 def _vllm_plan(values: Values) -> dict[str, Any]:
@@ -161,17 +192,23 @@ def _vllm_plan(values: Values) -> dict[str, Any]:
     stages = least_one(values, f"{VLLM}.pipeline_parallel_size", 1) or 1
     longest = least_one(values, f"{VLLM}.max_model_len", None) or least_one(values, LENGTH, None)
     eager = {"cuda_graphs": False} if says_true(values, f"{VLLM}.enforce_eager") else {}
+    counts = {
+        key: found
+        for name, key in VLLM_COUNTS.items()
+        if (found := least_one(values, f"{GIVEN}{name}", None))
+    }
     return {
         "task": "infer", "engine": "vllm", "precision": {"parameters": "bf16", "compute": "bf16"},
         "mesh": {"tp": least_one(values, f"{VLLM}.tensor_parallel_size", 1), **({"pp": stages} if stages > 1 else {})},
-        "serving": {"memory_fraction": values.get(f"{VLLM}.gpu_memory_utilization", SHARE), **({"max_model_len": longest} if longest else {}), **eager},
+        "serving": {"memory_fraction": values.get(f"{VLLM}.gpu_memory_utilization", SHARE), **({"max_model_len": longest} if longest else {}), **counts, **eager},
     }  # fmt: skip
 
 
 def _policy_phases(values: Values, read: Mapping[str, int], sizes: Sizes) -> list[dict[str, Any]]:
     """The phases of a step (algorithms/grpo.py:2874-3400)."""
     together = shares_cards(values)
-    asleep = "asleep-1" if together else "whole"
+    asleep = _sleeps_between(values) if together else "whole"
+    awake = "whole" if asleep == "whole" else "parameters"
     reads_alone = together or says_true(values, f"{POLICY}.offload_optimizer_for_logprob")
     table = 2 * sizes.vocab * sizes.hidden
     sent = extra_item(
@@ -182,7 +219,7 @@ def _policy_phases(values: Values, read: Mapping[str, int], sizes: Sizes) -> lis
             "name": "update_weights",
             "residents": {
                 "actor": "parameters" if together else "whole",
-                "rollout": "parameters" if together else "whole",
+                "rollout": awake,
             },
             "items": [sent],
         },
@@ -289,14 +326,21 @@ def _skips(values: Values, what: str) -> bool:
 
 def _unread_words(values: Values) -> tuple[str, ...]:
     found = []
-    if (least_one(values, f"{VLLM}.expert_parallel_size", 1) or 1) > 1:
-        found.append("vLLM's expert parallelism is not counted")
     if has_teachers(values):
         found.append("cards of teachers are not counted")
     if has_reward_model(values):
         found.append("the card of the model that rewards is not counted")
+    return tuple(found)
+
+
+def _unread_of_vllm(values: Values) -> tuple[str, ...]:
+    found = []
+    if (least_one(values, f"{VLLM}.expert_parallel_size", 1) or 1) > 1:
+        found.append("vLLM's expert parallelism is not counted")
     given = [
-        at.removeprefix(f"{GENERATION}.") for at in values if at.startswith(f"{GENERATION}.vllm_kwargs.")
+        at.removeprefix(f"{GENERATION}.")
+        for at in values
+        if at.startswith(GIVEN) and at.removeprefix(GIVEN) not in VLLM_COUNTS
     ]
     found += [f"{at} is not read" for at in given[:4]]
     kinds = ("kv_cache_dtype", ("auto", None)), ("precision", ("bfloat16", None)), ("quantization", (None,))

@@ -10,6 +10,7 @@ from memsheet.exchange.shared.file_format import Values, read_format_values
 from memsheet.exchange.shared.launch_values import least_one
 from memsheet.frozen import NamedTuple
 
+SGLANG_KEPT = "SGLang's graphs leave the card with its cache, and are counted as kept"
 VLLM_COUNTS = {
     "max_model_len": "max_model_len", "max_num_seqs": "max_sequences", "max_num_batched_tokens": "max_batched_tokens",
 }  # fmt: skip
@@ -68,8 +69,8 @@ def sglang_server(given: Mapping[str, Any], place: str, cards: int) -> Server:
     stages = least_one(given, "pp_size", 1) or 1
     read = read_format_values(find_format("sglang"), {**flags, "--tp-size": max(1, cards // stages)})
     asked = {key: held for key, held in read.request.items() if key[0] not in "@?"}
-    left = [
+    left = dict.fromkeys(
         f"{place}.{at.removeprefix('--').replace('-', '_')} is not read"
         for at, _ in (*read.unmodelled, *read.unknown)
-    ]
+    )
     return Server(nest_dotted_keys(asked), cards, tuple(left))

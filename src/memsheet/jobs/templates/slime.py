@@ -38,6 +38,7 @@ from memsheet.jobs.templates.planned import (
     on_cards,
     planned_actor,
 )
+from memsheet.jobs.templates.servers import SGLANG_KEPT
 from memsheet.units import MIB
 
 READ, LEARNT, LEARNT_ENTROPY = (6, 8, 12), (8, 8, 10), (12, 12, 14)
@@ -54,7 +55,6 @@ BUFFER = 512 * MIB
 NO_FLAGS = ("server-concurrency", "router-", "config")
 """Behind ``--sglang-``, what no server is given."""
 REDUCED = ("fp8", "int4", "int8", "w4a", "fp4", "awq", "gptq")
-KEPT = "SGLang's graphs leave the card with its cache, and are counted as kept"
 
 
 def slime_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
@@ -81,7 +81,7 @@ def slime_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes)
     document = {
         "schema": SCHEMA, "name": "slime", "roles": roles, "placement": placement, "phases": _training_phases(values, sizes), "notes": _reference_notes(values),
     }  # fmt: skip
-    over = (KEPT,) if leaves_card(values, "rollout") else ()
+    over = (SGLANG_KEPT,) if leaves_card(values, "rollout") else ()
     return Made(document, _not_counted_words(values, server), shorter_rows=True, over_words=over)
 
 

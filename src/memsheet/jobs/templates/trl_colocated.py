@@ -21,6 +21,16 @@ UNSAID_MODE = (
 )
 
 
+def with_mode_of_release(values: Values, release: str) -> Values:
+    """Where vLLM is by the release that is named, where nobody says it: on the trainer's cards since 1.0
+    (huggingface/trl v1.0.0 trl/trainer/grpo_config.py, vllm_mode), a server before.
+    """
+    major = release.partition(".")[0]
+    if not major.isdecimal() or values.get("vllm_mode") is not None or values.get("use_vllm") is not True:
+        return values
+    return {**values, "vllm_mode": "colocate" if int(major) >= 1 else "server"}
+
+
 def card_of_its_own(values: Values) -> str | None:
     """``server`` where a file says vLLM's device, as releases had it that gave it a card beside the trainer's
     (huggingface/trl v0.14.0 trl/trainer/grpo_config.py, vllm_device); None where it does not.

@@ -62,6 +62,7 @@ DISTILLED: Mapping[str, tuple[int, int]] = {"widened": (36, 68), "computed": (18
 """Bytes of a logit of the student: of both ends of the divergence, and between them (experimental/gkd/
 gkd_trainer.py:216-300: logits and their logarithms of both models, two stacked mixtures, three divergences).
 """
+GROUP = "num_generations"
 OF_SFT = 1024
 """Tokens of a row by itself (trainer/sft_config.py, max_length)."""
 
@@ -83,8 +84,9 @@ def generating_document(
     if own and (actor["engine"] not in OWN_ENGINES or any(values.get(at) for at in OTHER_GENERATION)):
         return None
     known = OF_METHODS[method]
+    known_values = {at: held for at, held in values.items() if held != UNSET or at != GROUP}
     options = {
-        name: held if (held := values.get(name)) is not None else option.usual
+        name: held if (held := known_values.get(name)) is not None else option.usual
         for name, option in known.items()
     }
     rows = actor.get("microbatch")
@@ -149,7 +151,8 @@ def generating_document(
         "phases": phases,
         "notes": [] if own else grpo_notes(options),
     }
-    words = (*_open_words(values, served=served, said=said), *_width_words(rewards, actor))
+    group = (f"{GROUP} is not told: counted with {options[GROUP]}",) if values.get(GROUP) == UNSET else ()
+    words = (*_open_words(values, served=served, said=said), *group, *_width_words(rewards, actor))
     over = (OF_REWARDS,) if rewards else ()
     return Made(
         document,

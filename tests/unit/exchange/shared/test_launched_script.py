@@ -422,3 +422,17 @@ def test_a_command_goes_before_the_example_in_a_scripts_text(tmp_path: Path) -> 
         assert found.answer is not None
         assert found.answer.model.name == "qwen2.5-0.5b"
         assert not [one for _, one in found.mistakes if "says 16" in str(one)]
+
+
+def test_what_accelerate_gives_to_torchruns_agent_is_known(tmp_path: Path) -> None:
+    """Its own parser has them (accelerate 1.15.0 commands/launch.py:200-350), no file of its settings."""
+    given = "--max_restarts 1 --monitor_interval 1 --tee 3 --role r --log_dir l --rdzv_conf a=b"
+    (tmp_path / "run.sh").write_text(
+        f"accelerate launch --num_processes 8 --num_cpu_threads_per_process 4 --quiet {given} {GIVEN}\n"
+    )
+    found = memsheet.check(tmp_path / "run.sh", gpus="8xA100-80GB")
+    assert found.answer is not None
+    assert not [one.says for rule, one in found.mistakes if rule.id == "unknown-key"]
+    (tmp_path / "run.sh").write_text(f"accelerate launch --num_processes 8 --tea 3 {GIVEN}\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="8xA100-80GB")
+    assert [rule.id for rule, _ in found.mistakes if rule.id == "unknown-key"]

@@ -99,6 +99,16 @@ def test_what_is_added_under_a_condition_that_nobody_can_tell_is_left_out_and_to
     )  # fmt: skip
 
 
+def test_a_count_that_is_less_under_a_condition_that_nobody_can_tell_stays() -> None:
+    """A node that may serve is not one fewer for what trains."""
+    text = 'N=1\nM=$((N * 8))\nif grep -q x $F; then\n M=$((M - 8))\n N="$((N - 1))"\nfi\nrun --n $N --m $M\n'
+    found = plain_script(text)
+    assert [line for line in found.text.splitlines() if line[:2] in ("N=", "M=")] == ["N=1", "M=8"]
+    assert [one[:24] for one in found.remarks] == ["what is added to M if gr", "what is added to N if gr"]
+    counted = 'N=2\nif [ -n "$N" ]; then\n N=$((N - 1))\nfi\nrun --n $N\n'
+    assert "N=1" in plain_script(counted).text
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -259,6 +259,27 @@ def test_rows_that_a_loop_draws_are_its_batch(tmp_path: Path) -> None:
     assert (job.microbatch, job.seq_len) == (3, 640)
 
 
+def test_rows_that_are_just_so_long_are_told_from_rows_that_may_be(tmp_path: Path) -> None:
+    """Drawn by the script alone, filled up by the tokenizer, and not where data is read besides."""
+    ids = "torch.randint(0, 1000, (B, T), device='cuda')"
+    cut = "tokenizer(step, truncation=True, max_length=640{})"
+    kinds = {
+        DRAWN: "exact",
+        DRAWN.replace(ids, cut.format(", padding='max_length'")): "exact",
+        DRAWN.replace(ids, cut.format("")): "maximum",
+        DRAWN.replace("B, T = 3, 640\n", "B, T = 3, 640\ndata = load_dataset('x')\n"): "maximum",
+        DRAWN.replace("for step", "torch.randint(0, 9, (1, 64))\nfor step"): "maximum",
+    }
+    for text, kind in kinds.items():
+        (tmp_path / "train.py").write_text(text)
+        checked = check_configuration_files((str(tmp_path / "train.py"),), None, {**WHERE})
+        assert checked.answer is not None
+        job = checked.answer.plan.workload
+        assert isinstance(job, Training)
+        (read,) = checked.reads.values()
+        assert (job.seq_len, read.request.get("?seq_len_kind", "exact")) == (640, kind), text
+
+
 def test_a_decoder_that_tells_labels_apart_has_no_output_matrix(tmp_path: Path) -> None:
     """Its parameters are those of the causal model but the matrix, and no logits are at its peak."""
     recipe = (

@@ -145,6 +145,38 @@ def test_megatron_is_read_by_its_own_words(tmp_path: Path) -> None:
     assert "use_precision_aware_optimizer" in found.doubt
 
 
+SGLANG = (
+    "policy: {{generation: {{backend: sglang, sglang_cfg: {{tp_size: 2, pp_size: 1, "
+    "mem_fraction_static: 0.5, context_length: 1024, "
+    "sglang_server_config: {{needs_offload: {away}, cpu_weight_backup: {copied}}}}}}}}}"
+)
+
+
+def test_sglang_rests_as_its_settings_say(tmp_path: Path) -> None:
+    """Away with a copy on the host, away without one, or on the card all the time."""
+    rests = {(True, True): "asleep-1", (True, False): "asleep-2", (False, True): "whole"}
+    for (away, copied), rest in rests.items():
+        found = checked(tmp_path, SGLANG.format(away=str(away).lower(), copied=str(copied).lower()))
+        serves = job_of(found)["roles"]["rollout"]["plan"]
+        assert (serves["engine"], serves["mesh"]["tp"]) == ("sglang", 2)
+        assert serves["serving"]["memory_fraction"] == 0.5
+        phases = phases_of(found)
+        assert phases["update_actor"]["residents"]["rollout"] == rest
+        assert phases["update_weights"]["residents"]["rollout"] == (
+            "whole" if rest == "whole" else "parameters"
+        )
+        assert not [word for word in found.doubt.split("; ") if word.endswith("is not read")]
+
+
+def test_dynamo_starts_vllm_as_its_settings_say(tmp_path: Path) -> None:
+    plain = job_of(checked(tmp_path, "policy: {generation: {vllm_kwargs: {max_num_seqs: 16}}}"))
+    other = job_of(
+        checked(tmp_path, "policy: {generation: {backend: dynamo, vllm_kwargs: {max_num_seqs: 16}}}")
+    )
+    assert other["roles"]["rollout"] == plain["roles"]["rollout"]
+    assert other["roles"]["rollout"]["plan"]["serving"]["max_sequences"] == 16
+
+
 @pytest.mark.parametrize("backend", ["sglang", "megatron"])
 def test_other_servers_leave_the_policy_alone(backend: str, tmp_path: Path) -> None:
     found = checked(tmp_path, f"policy: {{generation: {{backend: {backend}}}}}")
@@ -208,3 +240,10 @@ def test_both_rows_of_a_pair_are_read_and_learnt_from_at_once(tmp_path: Path) ->
     assert (
         held(memsheet.check(tmp_path / "dpo.yaml", gpus="2xA100-80GB"), "ref/loss", "actor", "optimizer") == 0
     )
+
+
+def test_a_student_whose_table_is_tied_is_counted_without_ranks_of_tensors(tmp_path: Path) -> None:
+    """Its ranks divide the states anyway; the whole activations of each are more than a part of them."""
+    found = checked(tmp_path, "policy: {dtensor_cfg: {tensor_parallel_size: 2}}")
+    assert job_of(found)["roles"]["actor"]["plan"]["mesh"]["dp_shard"] == 2
+    assert "a tied table has one part" in found.doubt

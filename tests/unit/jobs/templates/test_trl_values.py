@@ -274,3 +274,89 @@ def test_a_server_whose_longest_nobody_says_stops_no_trainer(tmp_path: Path) -> 
     """Releases took a prompt and an answer, and take what the model was made for."""
     told = verdicts_of_lengths(tmp_path, "GRPO", "meta-llama/Llama-3.1-8B-Instruct", [768, 131072])
     assert told == [("UNCERTAIN", True), ("FITS", False), ("DOES_NOT_FIT", False)]
+
+
+SWITCHED = (
+    "import argparse\nfrom trl import GRPOConfig, GRPOTrainer\n"
+    "parser = argparse.ArgumentParser()\n"
+    "parser.add_argument('--mode', default='colocate')\n"
+    "parser.add_argument('--share', type=float, default={share})\n"
+    "parser.add_argument('--urls', nargs='+', required=True)\n"
+    "args = parser.parse_args()\n"
+    "GRPOTrainer(model='Qwen/Qwen3-0.6B', reward_funcs=[r], args=GRPOConfig(use_vllm=True,\n"
+    "    vllm_mode=args.mode,\n"
+    "    vllm_gpu_memory_utilization=args.share or 0.25, max_prompt_length=256, max_completion_length=256,\n"
+    "    per_device_train_batch_size={rows}, num_generations={group})).train()\n"
+)
+
+
+def rollout_share(found: Checked) -> float:
+    assert found.answer is not None
+    assert found.answer.job is not None
+    return float(found.answer.job["roles"]["rollout"]["plan"]["serving"]["memory_fraction"])
+
+
+def test_a_share_with_another_in_its_place_is_the_one_that_holds(tmp_path: Path) -> None:
+    """``a or b`` is the first of them that is not nothing."""
+    given = {"0.15": 0.15, "0": 0.25}
+    for share, counted in given.items():
+        text = SWITCHED.format(share=share, rows=4, group=4)
+        assert rollout_share(checked(tmp_path, text, name="t.py")) == counted
+
+
+def test_a_group_as_large_as_nobody_says_is_a_doubt(tmp_path: Path) -> None:
+    open_ = checked(tmp_path, SWITCHED.format(share=0.2, rows=4, group="len(args.urls)"), name="t.py")
+    assert rollout_share(open_) == 0.2
+    assert "num_generations is not told: counted with 8" in open_.doubt
+    told = checked(tmp_path, SWITCHED.format(share=0.2, rows=4, group=4), name="t.py")
+    assert "num_generations" not in told.doubt
+
+
+def generating_casts(answer: memsheet.Answer) -> int:
+    """Matrices in the dtype of products while a token is generated."""
+    when = memsheet.Instant("gen/decode")
+    return sum(
+        int(item.at[when].value)
+        for item in answer.sheets[0].items
+        if item.path.startswith("rollout/") and item.path.endswith("/cast") and when in item.at
+    )
+
+
+def test_autocast_makes_matrices_of_wide_weights_while_a_model_generates(tmp_path: Path) -> None:
+    """All of them in two bytes for four, but for the last that is made, and those that want no gradient."""
+    wide, _ = launched(tmp_path, "grpo", LENGTHS)
+    when = memsheet.Instant("gen/decode")
+    matrices = sum(
+        int(item.at[when].value)
+        for item in wide.sheets[0].items
+        if item.component is COMPONENT.PARAMETERS and when in item.at and item.path.endswith("_proj")
+    )
+    table = 2 * wide.model.vocab * wide.model.hidden
+    assert 0.96 * matrices // 2 <= generating_casts(wide) - table <= matrices // 2
+    for words in ("--dtype bfloat16", "--use_peft --lora_r 8"):
+        other, _ = launched(tmp_path, "grpo", f"{LENGTHS} {words}")
+        assert generating_casts(other) < table // 10, words  # adapters' own at the most
+
+
+def test_a_named_release_says_where_its_server_is(tmp_path: Path) -> None:
+    """By number or with the package's name: since 1.0 on the trainer's cards."""
+    beside = f"{LENGTHS} --use_vllm true"
+    _, doubt = launched(tmp_path, "grpo", beside)
+    assert "vllm_mode is not said" in doubt
+    for release, there in (("trl==1.6", True), ("1.6", True), ("0.20", False)):
+        answer, doubt = launched(tmp_path, "grpo", beside, engine_version=release)
+        assert "vllm_mode is not said" not in doubt
+        assert ("rollout" in (answer.job or {})["roles"]) is there, release
+
+
+def test_a_rank_by_another_name_is_told_with_the_switch_that_it_needs(tmp_path: Path) -> None:
+    files = {
+        "run.sh": (f"trl grpo {SAID} {LENGTHS} --lora_rank 16\n", "--use_peft --lora_r?"),
+        "grpo.yaml": (
+            f"model_name_or_path: {MODEL}\nnum_generations: 4\nlora_rank: 16\n",
+            "use_peft: true, lora_r?",
+        ),
+    }
+    for name, (text, cure) in files.items():
+        found = checked(tmp_path, text, name=name)
+        assert cure in [one.cure for rule, one in found.mistakes if rule.id == "unknown-key"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memsheet
+from memsheet.jobs.shorter import with_rows_of
 from memsheet.report.shared.checked import Checked
 
 A, R, M = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -332,6 +334,32 @@ def test_what_the_allocator_keeps_of_long_rows_stops_nobody(tmp_path: Path) -> N
     assert found.answer.verdict is not None
     assert "it is expected to fit with" in found.doubt
     assert found.answer.verdict.result.name == "UNCERTAIN"
+
+
+def test_tokens_that_are_told_to_fit_do_and_a_sixteenth_more_do_not(tmp_path: Path) -> None:
+    text = SCRIPT.replace("ppo_mini_batch_size=16", "ppo_mini_batch_size=64").replace(
+        "response_length=512", "response_length=3584"
+    )
+    (tmp_path / "run.sh").write_text(
+        text.replace(f"{A}.ppo_micro_batch_size_per_gpu=4", f"{A}.ppo_micro_batch_size_per_gpu=32")
+    )
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB")
+    told = re.search(
+        r"with the ([\d,]+) tokens .* fit with ([\d,]+), ([\d,]+) of each row's ([\d,]+)", found.doubt
+    )
+    assert told is not None
+    counted, fitting, each, row = (int(number.replace(",", "")) for number in told.groups())
+    assert fitting // each == counted // row
+    document = {**job_of(found), "gpus": "2xA100-80GB"}
+    needs = []
+    for tokens in (each, each + each // 16 + 2):
+        shorter = memsheet.job(with_rows_of(document, tokens, row))
+        assert shorter.cluster is not None
+        needs.append(
+            max(int(one.device.value) for one in shorter.sheets) / shorter.cluster.device.framework_low_bytes
+        )
+    assert needs[0] <= 1.01
+    assert needs[1] > 0.99
 
 
 def test_a_batch_below_its_update_stops_releases_that_refuse_it(tmp_path: Path) -> None:

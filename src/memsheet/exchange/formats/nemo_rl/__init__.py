@@ -30,6 +30,7 @@ from memsheet.exchange.formats.nemo_rl.settings import (
     runs_megatron,
     says_true,
     shares_cards,
+    update_rounds,
 )
 from memsheet.exchange.shared.file_format import Format, Moved, Values
 from memsheet.exchange.shared.read_only_rows import Back, read_elsewhere, read_only_row
@@ -104,7 +105,12 @@ def _read_recomputed(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_micro_tokens(_: Any, values: Values) -> Mapping[str, Any]:
-    return {**micro_tokens(values, "train"), "?seq_len_kind": "maximum"}
+    rounds = update_rounds(values)
+    return {
+        **micro_tokens(values, "train"),
+        "?seq_len_kind": "maximum",
+        **({"@accumulation": rounds} if rounds else {}),
+    }
 
 
 PLAIN_OPTIMIZERS = ("adamw", "adam", "sgd")

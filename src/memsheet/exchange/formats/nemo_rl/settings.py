@@ -8,6 +8,7 @@ configuration stands on.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from memsheet.exchange.shared.file_format import Values
@@ -23,6 +24,7 @@ POLICY, GENERATION, CLUSTER = "policy", "policy.generation", "cluster"
 DTENSOR, MEGATRON = f"{POLICY}.dtensor_cfg", f"{POLICY}.megatron_cfg"
 ALGORITHMS = ("grpo", "ppo", "dpo", "sft", "rm", "distillation", "xtoken_distillation")
 """Groups at the top, one of each program's (examples/run_*.py)."""
+GLOBAL = f"{POLICY}.train_global_batch_size"
 MODEL, LENGTH, MICRO = (
     f"{POLICY}.model_name",
     f"{POLICY}.max_total_sequence_length",
@@ -140,6 +142,19 @@ def divides_logits(values: Values) -> bool:
     then.
     """
     return not runs_megatron(values) and degree_of(values, "tensor") * degree_of(values, "context") > 1
+
+
+def update_rounds(values: Values) -> int | None:
+    """Micro-batches of a rank between two steps, with rows of the longest (models/policy/lm_policy.py,
+    train_global_batch_size); None where a number of them is not said.
+    """
+    places, batch = cluster_places(values), least_one(values, GLOBAL, None)
+    micro, length = micro_tokens(values, "train"), least_one(values, LENGTH, None)
+    if places is None or batch is None or not micro or not length:
+        return None
+    ranks = places[0] // max(1, prod(degree_of(values, axis) for axis in ("tensor", "context", "pipeline")))
+    rows = batch // max(1, ranks)
+    return max(1, -(-rows * length // (micro["microbatch"] * micro["seq_len"])))
 
 
 def micro_tokens(values: Values, place: str) -> Mapping[str, int]:
