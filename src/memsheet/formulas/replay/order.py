@@ -139,6 +139,7 @@ class Run:
         self.multiplied = 0  # threads that have multiplied matrices
         self.later = False  # whether a micro-batch before this one has left gradients
         self.last = True  # whether it is a step's last
+        self.backward_events = (0, 0)  # of the last micro-batch
         recompute = plan.recompute
         stretched = self.stretches_layers and recompute.stretched
         self.stretches = frozenset(recompute.starts(len(self.layers)) if stretched else ())
@@ -266,7 +267,9 @@ class Run:
         tokens = int(INT64.nbytes(self.plan.training.microbatch * self.plan.training.seq_len))
         inputs = [self.script.take(tokens), self.script.take(tokens)]
         played, loss = self.forward()
+        start = len(self.script.events)
         self.backward(played, loss)
+        self.backward_events = (start, len(self.script.events))
         self.script.give(inputs)
 
     def send_output(self, output: int) -> None:

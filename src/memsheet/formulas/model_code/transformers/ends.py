@@ -18,7 +18,8 @@ from memsheet.formulas.model_code.transformers.pictures import (
 )
 from memsheet.formulas.model_code.transformers.prompts import is_prompt, with_prompt
 from memsheet.formulas.numerics import RunConfig, head_adapter, vocabulary_table
-from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
+from memsheet.formulas.tapes.graph import Grad, Joined, Leaf, Node, Tensor
+from memsheet.formulas.tapes.kernel_scratch import embedding_backward_bytes
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
@@ -98,12 +99,13 @@ def _look_up(
     if how.tensor_parallel and rows == "V0":
         return _look_up_cut(r, name, how)
     table = vocabulary_table(r, path, (rows, "h"), how, joined=tied)
-    found = r.apply(
-        r.tensor(f"{name}/output", (sequences, tokens, "h"), dtype),
-        (table,),
-        (),
-        lambda _: [r.grad((rows, "h"), dtype)],
-    )
+
+    def backward(_: Grad) -> list[Grad | None]:
+        made = r.grad((rows, "h"), dtype)
+        r.kernel_scratch(embedding_backward_bytes, ((sequences, tokens), rows, "h"), dtype)
+        return [made]
+
+    found = r.apply(r.tensor(f"{name}/output", (sequences, tokens, "h"), dtype), (table,), (), backward)
     if how.adapter_dtype is not None and name.rpartition(".")[2] in how.adapter_targets:
         found.node = _asked_gradient(found) if how.asks_grad else found.node
         return embedding_adapter(r, [found], name, (rows, sequences, tokens), how.adapter_dtype)
