@@ -297,7 +297,10 @@ class Run:
             workspace = 0 if self.multiplied else self.told.workspace
             part = self.part(group.part, self.lifetimes)
             keeps = not self.stretches or number in self.stretches
-            done, x = play_forward(script, part, x, lingers=True, workspace=workspace, keeps_input=keeps)
+            names = number == 0 and entered > 0 and not walk.entry
+            done, x = play_forward(
+                script, part, x, lingers=True, workspace=workspace, keeps_input=keeps, names_input=names
+            )
             self.multiplied = max(self.multiplied, 1)
             played.append(done)
             self.leave(number)
@@ -307,6 +310,7 @@ class Run:
         if self.told.keeps_masks and played:
             played[0].masks, masks = [*played[0].masks, *masks], []
         script.give(masks)
+        script.give([number for done in played for number in done.named])
         loss = None
         if walk.head and walk.loss and chunk + 1 == (len(self.told.chunks) or 1):
             self.enter(walk.head, LAST)

@@ -226,7 +226,7 @@ class Recorded:
 class Played:
     """A part between its forward and its backward. ``held``: what is there, by the tape's own numbers;
     ``given``: what the part before handed over; ``masks``: what goes with its backward, as it was made for
-    all parts that come after it.
+    all parts that come after it; ``named``: what came in and goes by a name until the layers are through.
     """
 
     part: Recorded
@@ -234,6 +234,7 @@ class Played:
     given: int | None
     lingering: list[int]  # until the model's forward is over
     masks: Sequence[int] = ()
+    named: Sequence[int] = ()
 
 
 Stop = tuple[int, Callable[[dict[int, int]], object]]
@@ -402,24 +403,27 @@ def play_forward(
     lingers: bool = False,
     workspace: int = 0,
     keeps_input: bool = True,
+    names_input: bool = False,
     stops: Iterable[Stop] = (),
 ) -> tuple[Played, int | None]:
     """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward
     is over is the caller's to free (``Played.lingering``), else it goes with the part's forward.
     ``workspace``: bytes that its first product of matrices takes for good, once its result has a place (torch
     aten/src/ATen/native/cuda/Blas.cpp, cuda/CublasHandlePool.cpp). ``keeps_input``: where it runs again,
-    from what it was handed, and not from what a part before it is run again with. ``stops``: what else is
-    done on the way, in order, of a part that takes no workspace.
+    from what it was handed, and not from what a part before it is run again with. ``names_input``: the
+    model's forward goes on naming what it was handed. ``stops``: what else is done on the way, in order, of a
+    part that takes no workspace.
     """
     sized = part.light or part.own
     tape = sized.tape
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
+    named = tape.handed - tape.saved if names_input else frozenset[int]()
     again = (
         keeps_input and part.light is not None and not tape.hosted
     )  # what goes to the host comes back from there
-    keeps = tape.outputs | cached | (tape.handed if again else frozenset())
+    keeps = tape.outputs | cached | named | (tape.handed if again else frozenset())
     if workspace and sized.heirs:
         script.take(workspace)
         workspace = 0
@@ -431,7 +435,10 @@ def play_forward(
     _play_log(script, Pass.FORWARD, sized, held, keeps, start=done, workspace=workspace)
     out = next((held.pop(index) for index in tape.outputs if index in held), None)
     stays = cached - tape.saved - tape.handed
-    return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
+    goes_on = [held.pop(index) for index in named if index in held and not again]
+    return Played(
+        part, held, given, [held.pop(index) for index in list(held) if index in stays], named=goes_on
+    ), out
 
 
 def play_backward(
