@@ -21,13 +21,16 @@ SCALE = 20.0  # of cosines
 
 
 def has_no_loss(model: nn.Module) -> bool:
-    """Whether a model of text ends with its states: the class of its family that has no head."""
+    """Whether an encoder of text ends with its states: the class that has no head, of a family that is
+    trained on masked words.
+    """
     from transformers.models.auto import modeling_auto
 
     config: Any = model.config
-    words = getattr(config, "vocab_size", None) is not None and not config.is_encoder_decoder
-    named = modeling_auto.MODEL_MAPPING_NAMES.get(config.model_type, ())
-    return words and type(model).__name__ in ((named,) if isinstance(named, str) else named)
+    kind = config.model_type
+    named = modeling_auto.MODEL_MAPPING_NAMES.get(kind, ())
+    bare = type(model).__name__ in ((named,) if isinstance(named, str) else named)
+    return bare and kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def apply_pooled_loss(model: nn.Module) -> None:
@@ -40,8 +43,8 @@ def _pooled_forward(forward: Callable[..., Any], *, input_ids: Tensor, labels: T
     from transformers.modeling_outputs import CausalLMOutput
 
     del labels  # which sequence belongs to which is all there is to know
+    states = forward(input_ids=input_ids).last_hidden_state  # which drops a mask that leaves nothing out
     mask = torch.ones_like(input_ids)
-    states = forward(input_ids=input_ids, attention_mask=mask).last_hidden_state
     weights = mask.unsqueeze(-1).expand(states.shape).to(states.dtype)
     embeddings = (states * weights).sum(1) / weights.sum(1).clamp(min=1e-9)
     return CausalLMOutput(loss=_pair_loss(embeddings))

@@ -153,7 +153,7 @@ def steady_reserved_bytes(
     told: Told,
     sharding: Sharding,
     tensors: Bytes,
-    backward: int = 0,
+    backward: int,
 ) -> Reserved | None:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least
     where most is reserved. None where the script's own tensors are not the sheet's, which are ``tensors``
@@ -207,7 +207,8 @@ def steady_reserved_bytes(
     begin, end = run.backward_events
     events = script.events[:end]
     inside, without = (live_peak_bytes(events, sizes, begin) - beside for sizes in (script.sizes, alone))
-    scratch = max(0, inside - max(without, backward))
+    largest = max((script.sizes[number] for number in script.scratch), default=0)
+    scratch = min(max(0, inside - backward), largest) if inside > without else 0
     fills = most_kept.flushes and not flushes
     return Reserved(ends, flushes, rests, scratch, fills)
 

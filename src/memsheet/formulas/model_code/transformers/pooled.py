@@ -4,6 +4,7 @@ micro-batch's embeddings.
 
 from __future__ import annotations
 
+from memsheet.formulas.model_code.transformers.pictures import of_pictures
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -17,10 +18,26 @@ STATES: Shape = ("b", "s", "h")
 EMBEDDINGS: Shape = ("b", "h")
 
 
+ON_EMBEDDINGS = (
+    "a model that ends with its states is trained on embeddings: their mean over a sequence, and a loss over "
+    "the micro-batch's sequences (sentence-transformers), of which a pair is two"
+)
+
+
+def pools_states(spec: ModelSpec) -> bool:
+    """Whether a model of text has no head of its own."""
+    return spec.head.kind == "none" and not of_pictures(spec.embeddings)
+
+
+def pooling_notes(spec: ModelSpec) -> tuple[str, ...]:
+    """What such a model is taken to be trained on."""
+    return (ON_EMBEDDINGS,) if pools_states(spec) else ()
+
+
 def with_pooled_head(spec: ModelSpec) -> ModelSpec:
     """The model with a head that pools. No gradient comes to what the model pools itself."""
     idle = tuple(
-        replace(weight, graded=Graded.IDLE) if "pooler" in weight.path else weight for weight in spec.extras
+        replace(weight, graded=Graded.FROZEN) if "pooler" in weight.path else weight for weight in spec.extras
     )
     return replace(spec, extras=idle, head=Head(kind=POOLED, width=spec.hidden))
 
