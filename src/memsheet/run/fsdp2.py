@@ -129,8 +129,8 @@ def regrouping_words(model: Any) -> str:
     embeddings, *_ = embeddings_norm_head(model)
     if not has_tied_embeddings(model) and _is_inside_unit(model, embeddings):
         said.append(
-            "accelerate groups the embeddings' table inside a module that is a group already, which torch 2.13 "
-            "refuses. The sheet is of that module as one group"
+            "accelerate groups the embeddings' table inside a module that is a group already, which torch "
+            "2.13 refuses. The sheet is of that module as one group"
         )
     head = model.get_output_embeddings()
     if isinstance(head, nn.ModuleList):

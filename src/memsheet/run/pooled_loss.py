@@ -1,10 +1,11 @@
-"""A bare encoder's training: its states are pooled to one embedding a sequence, and a sequence is told from the
-others of the micro-batch by its partner's.
+"""A bare encoder's training: its states are pooled to one embedding a sequence, and a sequence is told from
+the others of the micro-batch by its partner's.
 
 What sentence-transformers trains with by default: the mean over tokens under their mask
-(huggingface/sentence-transformers 0aa54b9, sentence_transformers/models/Pooling.py), and cross entropy over the
-cosines of all pairs, twenty times (023acff, losses/MultipleNegativesRankingLoss.py). There each side of a pair is a
-forward of its own, both of which wait for backward; here the micro-batch's sequences are both sides at once.
+(huggingface/sentence-transformers 0aa54b9, sentence_transformers/models/Pooling.py), and cross entropy over
+the cosines of all pairs, twenty times (023acff, losses/MultipleNegativesRankingLoss.py). There each side of a
+pair is a forward of its own, both of which wait for backward; here the micro-batch's sequences are both sides
+at once.
 """
 
 from __future__ import annotations

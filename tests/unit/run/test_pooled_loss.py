@@ -1,4 +1,4 @@
-"""A model of text without a head, trained on its pooled states: the sheet beside the trace, and that it learns."""
+"""A model of text without a head, trained on pooled states: sheet and trace, and that it learns."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ REPLAYED_SHARES = Derived(
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """What the allocator reserves, and whether cached blocks had to go back to the device for that, which
-    takes time. ``scratch``: what kernels' own adds to the most that backward has; ``rests``: of blocks in use, beyond what was asked for; ``fills``: they had to in what is
+    takes time. ``scratch``: what kernels' own adds to the most that backward has; ``rests``: of blocks in
+    use, beyond what was asked for; ``fills``: they had to in what is
     reserved at the most alone, which would be more on a larger device.
     """
 

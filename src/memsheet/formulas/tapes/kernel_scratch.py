@@ -1,8 +1,8 @@
 """What CUDA kernels allocate inside one operation: a recording of tensors does not have it, the
 script of a step does.
 
-Read in torch 2.13.0, for a card with an H100's multiprocessors (132, of 2,048 threads each) and shared memory of
-160 KiB or more. Not counted: histograms and tile states of cub's sorts, semaphores of reductions.
+Read in torch 2.13.0, for a card with an H100's multiprocessors (132, of 2,048 threads each) and shared memory
+of 160 KiB or more. Not counted: histograms and tile states of cub's sorts, semaphores of reductions.
 """
 
 from __future__ import annotations

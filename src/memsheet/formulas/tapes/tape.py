@@ -50,8 +50,8 @@ Operands = tuple[Axis | Shape, ...]
 
 
 class KernelScratch(NamedTuple):
-    """What a kernel allocates for itself while it runs: ``size`` gives the bytes, all of them there at once, of
-    the bytes of an element and the values of ``axes``, each an axis or a product of some.
+    """What a kernel allocates for itself while it runs: ``size`` gives the bytes, all of them there at once,
+    of the bytes of an element and the values of ``axes``, each an axis or a product of some.
     """
 
     size: Callable[..., int]

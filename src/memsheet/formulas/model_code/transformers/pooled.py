@@ -1,5 +1,5 @@
-"""A bare model of text, as sentence-transformers trains it: the mean of a sequence's states, and a loss over the
-micro-batch's embeddings.
+"""A bare model of text, as sentence-transformers trains it: the mean of a sequence's states, and a loss over
+the micro-batch's embeddings.
 """
 
 from __future__ import annotations
