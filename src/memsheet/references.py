@@ -42,6 +42,7 @@ LIGER = Reference(
     "Liger Kernel: Efficient Triton Kernels for LLM Training",
     "arXiv:2410.10989, linkedin/Liger-Kernel 00eba634",
 )
+ATEN_KERNELS = Reference("PyTorch 2.13 CUDA kernels", "pytorch/pytorch v2.13.0 aten/src/ATen")
 DERIVATIVES = Reference("PyTorch 2.13 derivatives.yaml", "pytorch/pytorch tools/autograd/derivatives.yaml")
 TORCH_OPTIM = Reference("PyTorch 2.13 torch.optim.AdamW", "pytorch/pytorch torch/optim/adam.py")
 MEGATRON_MASTER = Reference(

@@ -40,11 +40,12 @@ def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> No
     resharded = {**given, "reshard_after_forward": plan.reshard_after_forward}
     if plan.mesh.ep > 1:
         shard_experts(model, plan, given)
+    first, tail = embeddings_group_modules(model), head_group_modules(model)
     for layer in fsdp_wrapped_modules(model):
         fully_shard(layer, **resharded)
-    if first := embeddings_group_modules(model):
+    if first:
         fully_shard(first, **resharded)
-    if tail := head_group_modules(model):
+    if tail:
         fully_shard(tail, reshard_after_forward=False, **given)
     if not isinstance(root, FSDPModule):
         fully_shard(root, **given)
@@ -125,6 +126,12 @@ def regrouping_words(model: Any) -> str:
             "when the first step begins. The sheet is of groups that torch takes: all modules that have it "
             "in one (fully_shard([...]))"
         )
+    embeddings, *_ = embeddings_norm_head(model)
+    if not has_tied_embeddings(model) and _is_inside_unit(model, embeddings):
+        said.append(
+            "accelerate groups the embeddings' table inside a module that is a group already, which torch "
+            "2.13 refuses. The sheet is of that module as one group"
+        )
     head = model.get_output_embeddings()
     if isinstance(head, nn.ModuleList):
         path = next(name for name, module in model.named_modules() if module is head)
@@ -158,10 +165,16 @@ def _twice_held_weight(model: Any) -> str:
 
 
 def embeddings_group_modules(model: Any) -> list[nn.Module]:
-    """Embeddings and what has their weight: one group, unless they are tied to the head."""
+    """Embeddings and what has their weight: one group, unless they are tied to the head, or inside a unit
+    that the library never splits.
+    """
     embeddings, _, _ = embeddings_norm_head(model)
-    apart = embeddings is not None and not has_tied_embeddings(model)
+    apart = not has_tied_embeddings(model) and not _is_inside_unit(model, embeddings)
     return with_sharing_modules(model, [embeddings]) if embeddings is not None and apart else []
+
+
+def _is_inside_unit(model: Any, module: nn.Module | None) -> bool:
+    return any(below is module for unit in fsdp_wrapped_modules(model) for below in unit.modules())
 
 
 def head_group_modules(model: Any) -> list[nn.Module]:

@@ -18,6 +18,7 @@ from memsheet.errors import input_error
 from memsheet.plan.plan import Loss, Plan
 from memsheet.run.chunked_loss import chunked_cross_entropy
 from memsheet.run.fused_loss import fused_cross_entropy
+from memsheet.run.pooled_loss import apply_pooled_loss, has_no_loss
 
 Projected = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hidden states, the output projection's weight, labels) → the mean over labelled tokens."""
@@ -36,6 +37,8 @@ def apply_loss(model: nn.Module, plan: Plan, losses: Mapping[Loss, Projected] = 
     more than a linear head.
     """
     if plan.loss is Loss.PLAIN:
+        if has_no_loss(model):
+            apply_pooled_loss(model)
         return
     found: Any = model
     base, head = getattr(found, "base_model", None), found.get_output_embeddings()

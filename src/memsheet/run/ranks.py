@@ -27,6 +27,7 @@ from memsheet.run.ddp import apply_ddp
 from memsheet.run.deepspeed import DeepSpeedStep, check_deepspeed_run, initialize_before_engine
 from memsheet.run.expert_parallel import apply_expert_parallel
 from memsheet.run.fsdp2 import apply_fsdp2, offloads_model_states
+from memsheet.run.loss import apply_loss
 from memsheet.run.mesh import build_mesh
 from memsheet.run.meta import materialize_meta_tensors
 from memsheet.run.model import build_config, build_model
@@ -174,6 +175,7 @@ def _whole_model_job(
     settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int
 ) -> Job:
     model: Any = build_model(settings, plan, "meta")
+    apply_loss(model, plan)
     model = apply_adapter(apply_quantization(model, plan), plan)
     apply_recompute(model, plan)
     watch.built(model)
@@ -236,7 +238,9 @@ def _rank_optimizer(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.opt
 
 def _deepspeed_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:  # noqa: ARG001
     """By DeepSpeed's engine, whose ranks are all there are."""
-    model: Any = apply_adapter(apply_quantization(build_model(settings, plan, "meta"), plan), plan)
+    model: Any = build_model(settings, plan, "meta")
+    apply_loss(model, plan)
+    model = apply_adapter(apply_quantization(model, plan), plan)
     apply_recompute(model, plan)
     watch.built(model)
     materialize_meta_tensors(model, device, watch.places)

@@ -139,6 +139,7 @@ class Run:
         self.multiplied = 0  # threads that have multiplied matrices
         self.later = False  # whether a micro-batch before this one has left gradients
         self.last = True  # whether it is a step's last
+        self.backward_events = (0, 0)  # of the last micro-batch
         recompute = plan.recompute
         stretched = self.stretches_layers and recompute.stretched
         self.stretches = frozenset(recompute.starts(len(self.layers)) if stretched else ())
@@ -266,7 +267,9 @@ class Run:
         tokens = int(INT64.nbytes(self.plan.training.microbatch * self.plan.training.seq_len))
         inputs = [self.script.take(tokens), self.script.take(tokens)]
         played, loss = self.forward()
+        start = len(self.script.events)
         self.backward(played, loss)
+        self.backward_events = (start, len(self.script.events))
         self.script.give(inputs)
 
     def send_output(self, output: int) -> None:
@@ -294,7 +297,10 @@ class Run:
             workspace = 0 if self.multiplied else self.told.workspace
             part = self.part(group.part, self.lifetimes)
             keeps = not self.stretches or number in self.stretches
-            done, x = play_forward(script, part, x, lingers=True, workspace=workspace, keeps_input=keeps)
+            names = number == 0 and entered > 0 and not walk.entry
+            done, x = play_forward(
+                script, part, x, lingers=True, workspace=workspace, keeps_input=keeps, names_input=names
+            )
             self.multiplied = max(self.multiplied, 1)
             played.append(done)
             self.leave(number)
@@ -304,6 +310,7 @@ class Run:
         if self.told.keeps_masks and played:
             played[0].masks, masks = [*played[0].masks, *masks], []
         script.give(masks)
+        script.give([number for done in played for number in done.named])
         loss = None
         if walk.head and walk.loss and chunk + 1 == (len(self.told.chunks) or 1):
             self.enter(walk.head, LAST)

@@ -13,6 +13,7 @@ from enum import Enum
 
 from memsheet.allocator.whole_script import live_peak_bytes, shift_events
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
+from memsheet.formulas.tapes.kernel_scratch import kernel_scratch_bytes
 from memsheet.formulas.tapes.tape import Event, Log, Tape
 from memsheet.frozen import NamedTuple, dataclass, field
 
@@ -36,13 +37,15 @@ class Lifetimes(Enum):
 @dataclass(slots=True)
 class Script:
     """Allocations so far: the bytes and stream of each, and the order in which they come and go (``n``,
-    ``~n``). ``logs``: where those of parts lie whose lifetimes are not known.
+    ``~n``). ``logs``: where those of parts lie whose lifetimes are not known; ``scratch``: which of them
+    kernels make for themselves.
     """
 
     sizes: array[int] = field(default_factory=lambda: array("q"))
     streams: bytearray = field(default_factory=bytearray)
     events: array[int] = field(default_factory=lambda: array("q"))
     logs: list[LogPlace] = field(default_factory=list)
+    scratch: list[int] = field(default_factory=list)
 
     def take(self, size: int, stream: int = DEFAULT) -> int:
         number = len(self.sizes)
@@ -78,6 +81,13 @@ class Script:
         """The most bytes asked for and not released, from event ``start`` on."""
         return live_peak_bytes(self.events, self.sizes, start)
 
+    def without_scratch(self) -> array[int]:
+        """Bytes of each, those of kernels' own at none."""
+        sizes = array("q", self.sizes)
+        for number in self.scratch:
+            sizes[number] = 0
+        return sizes
+
     def of_lifetimes(self, lifetimes: Lifetimes) -> Script | None:
         """The same script with parts of these lifetimes, where it has those that are recorded; None where it
         would not ask for as much in the same order.
@@ -107,7 +117,8 @@ class Sized:
     parameter's gradient, and which; ``handed_back``: the gradient of what came in;
     ``recomputed_stays``: what is there after a forward that ran again;
     ``varies``: whether its lifetimes are not known; ``patterns``: what its logs were found to do;
-    ``lifetimes``: the same with others.
+    ``lifetimes``: the same with others; ``scratch``: bytes that kernels take for themselves, by the result
+    that they make last.
     """
 
     tape: Tape
@@ -121,15 +132,29 @@ class Sized:
     varies: bool = False
     patterns: dict[LogKey, Pattern] = field(default_factory=dict)
     lifetimes: dict[Lifetimes, Sized | None] = field(default_factory=dict)
+    scratch: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tape: Tape, axes: Axes, lifetimes: Lifetimes | None = None) -> Sized:
         """``lifetimes``: None of a part that has no others than those that are recorded."""
         sizes = [int(entry_bytes(entry, axes)) for entry in tape.entries]
-        return cls._of_sizes(tape, sizes, lifetimes or Lifetimes.RECORDED, varies=lifetimes is not None)
+        scratch: dict[int, list[int]] = {}
+        for beside, kernel in tape.scratch:
+            if size := kernel_scratch_bytes(kernel, axes):
+                scratch.setdefault(beside, []).append(size)
+        kind = lifetimes or Lifetimes.RECORDED
+        return cls._of_sizes(tape, sizes, kind, scratch, varies=lifetimes is not None)
 
     @classmethod
-    def _of_sizes(cls, tape: Tape, sizes: Sequence[int], lifetimes: Lifetimes, *, varies: bool) -> Sized:
+    def _of_sizes(
+        cls,
+        tape: Tape,
+        sizes: Sequence[int],
+        lifetimes: Lifetimes,
+        scratch: Mapping[int, Sequence[int]],
+        *,
+        varies: bool,
+    ) -> Sized:
         stays = tape.saved | tape.outputs | tape.handed
         log, heirs = tape.forward, dict[int, int]()
         match lifetimes:
@@ -146,14 +171,14 @@ class Sized:
         arrivals = tuple((at, i) for at, (event, i) in enumerate(tape.backward) if event is Event.GRADIENT)
         stays = tape.saved | tape.idle | tape.handed
         back = _handed_back(tape, sizes)
-        return cls(tape, tuple(sizes), log, heirs, streams, arrivals, back, stays, varies)
+        return cls(tape, tuple(sizes), log, heirs, streams, arrivals, back, stays, varies, scratch=scratch)
 
     def of_lifetimes(self, lifetimes: Lifetimes) -> Sized | None:
         """The same with other lifetimes than those recorded, where what is handed back and every gradient are
         the same.
         """
         if lifetimes not in self.lifetimes:
-            other = self._of_sizes(self.tape, self.sizes, lifetimes, varies=True)
+            other = self._of_sizes(self.tape, self.sizes, lifetimes, self.scratch, varies=True)
             gradients = all(other.sizes[index] == self.sizes[index] for _, index in self.arrivals)
             same = gradients and other.handed_back == self.handed_back
             self.lifetimes[lifetimes] = other if same else None
@@ -201,7 +226,7 @@ class Recorded:
 class Played:
     """A part between its forward and its backward. ``held``: what is there, by the tape's own numbers;
     ``given``: what the part before handed over; ``masks``: what goes with its backward, as it was made for
-    all parts that come after it.
+    all parts that come after it; ``named``: what came in and goes by a name until the layers are through.
     """
 
     part: Recorded
@@ -209,6 +234,7 @@ class Played:
     given: int | None
     lingering: list[int]  # until the model's forward is over
     masks: Sequence[int] = ()
+    named: Sequence[int] = ()
 
 
 Stop = tuple[int, Callable[[dict[int, int]], object]]
@@ -245,7 +271,7 @@ class LogKey(NamedTuple):
 class Pattern(NamedTuple):
     """What a part of a log does, whatever was made before it: what it makes is numbered from 0, what was
     there already from ``THERE``, in its order. ``outside``: the places in ``events`` at which something of
-    that goes, and its own; ``left``: what is there afterwards.
+    that goes, and its own; ``left``: what is there afterwards; ``scratch``: what kernels make for themselves.
     """
 
     sizes: array[int]
@@ -253,6 +279,7 @@ class Pattern(NamedTuple):
     events: array[int]
     outside: tuple[tuple[int, int], ...]
     left: tuple[tuple[int, int], ...]
+    scratch: tuple[int, ...] = ()
 
     def placed(self, request: int, there: Sequence[int]) -> array[int]:
         """Its events where it makes requests from this one on, and so many are there."""
@@ -311,6 +338,7 @@ def _play_log(
     script.sizes += pattern.sizes
     script.streams += pattern.streams
     script.events += pattern.placed(base, there)
+    script.scratch += [base + number for number in pattern.scratch]
     held.clear()
     held.update([(index, at + base if at < THERE else there[at - THERE]) for index, at in pattern.left])
 
@@ -323,6 +351,7 @@ def _pattern_of(sized: Sized, key: LogKey) -> Pattern:
         log = tuple((Event.FREE if event is Event.GRADIENT else event, index) for event, index in log)
     held = {index: THERE + place for place, index in enumerate(key.there)}
     heirs = sized.heirs
+    inside = list[int]()
     places, spare = set(heirs.values()) if key.run is Pass.FORWARD else set[int](), dict[int, int]()
     product = _first_product(sized) if key.workspace else None
     for at, (event, index) in enumerate(log):
@@ -337,11 +366,14 @@ def _pattern_of(sized: Sized, key: LogKey) -> Pattern:
                 spare[index] = number
             else:
                 script.give((number,))
+        for size in sized.scratch.get(index, ()) if event is Event.ALLOC else ():
+            inside.append(script.take(size))
+            script.give(inside[-1:])
     if product == len(log):
         script.take(key.workspace)
     script.give(spare.values())
     outside = tuple((at, ~event - THERE) for at, event in enumerate(script.events) if ~event >= THERE)
-    return Pattern(script.sizes, script.streams, script.events, outside, tuple(held.items()))
+    return Pattern(script.sizes, script.streams, script.events, outside, tuple(held.items()), tuple(inside))
 
 
 def _first_product(sized: Sized) -> int:
@@ -371,24 +403,27 @@ def play_forward(
     lingers: bool = False,
     workspace: int = 0,
     keeps_input: bool = True,
+    names_input: bool = False,
     stops: Iterable[Stop] = (),
 ) -> tuple[Played, int | None]:
     """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward
     is over is the caller's to free (``Played.lingering``), else it goes with the part's forward.
     ``workspace``: bytes that its first product of matrices takes for good, once its result has a place (torch
     aten/src/ATen/native/cuda/Blas.cpp, cuda/CublasHandlePool.cpp). ``keeps_input``: where it runs again,
-    from what it was handed, and not from what a part before it is run again with. ``stops``: what else is
-    done on the way, in order, of a part that takes no workspace.
+    from what it was handed, and not from what a part before it is run again with. ``names_input``: the
+    model's forward goes on naming what it was handed. ``stops``: what else is done on the way, in order, of a
+    part that takes no workspace.
     """
     sized = part.light or part.own
     tape = sized.tape
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
     cached = tape.cached if lingers else frozenset[int]()
+    named = tape.handed - tape.saved if names_input else frozenset[int]()
     again = (
         keeps_input and part.light is not None and not tape.hosted
     )  # what goes to the host comes back from there
-    keeps = tape.outputs | cached | (tape.handed if again else frozenset())
+    keeps = tape.outputs | cached | named | (tape.handed if again else frozenset())
     if workspace and sized.heirs:
         script.take(workspace)
         workspace = 0
@@ -400,7 +435,10 @@ def play_forward(
     _play_log(script, Pass.FORWARD, sized, held, keeps, start=done, workspace=workspace)
     out = next((held.pop(index) for index in tape.outputs if index in held), None)
     stays = cached - tape.saved - tape.handed
-    return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
+    goes_on = [held.pop(index) for index in named if index in held and not again]
+    return Played(
+        part, held, given, [held.pop(index) for index in list(held) if index in stays], named=goes_on
+    ), out
 
 
 def play_backward(

@@ -20,6 +20,7 @@ from memsheet.formulas.states.gradients import accumulates_gradients, reduces_su
 from memsheet.formulas.states.held import Held, held_tensors
 from memsheet.formulas.states.optimizers import head_elements
 from memsheet.formulas.states.params import fold_path_indices
+from memsheet.formulas.tapes.kernel_scratch import BACKWARD_SCRATCH
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
@@ -69,6 +70,11 @@ def items_with_replayed_slack(
         found = _equal_steps_reserved(items, model, plan, engine, cluster, stage)
     if found is None:
         return items, ()
+    if found.scratch:
+        made = Bytes.exact(found.scratch)
+        at = {Instant.BACKWARD: made}
+        items = [*items, Item(Component.TEMPORARIES, KERNELS, at, BACKWARD_SCRATCH)]
+        allocated = {**allocated, Instant.BACKWARD: allocated[Instant.BACKWARD] + found.scratch}
     evidence = _slack_evidence(plan, engine)
     # no more than the range has room for: what is reserved holds them already
     rests = min(found.rests, int(found.bytes.high) - int(found.bytes.value))
@@ -89,6 +95,8 @@ def _slack_evidence(plan: Plan, engine: Engine) -> Evidence:
 
 
 NOTHING_BELOW: Mapping[Instant, int] = {}
+KERNELS = "kernels"
+"""The path of what kernels allocate for themselves where backward has most."""
 BLOCK_RESTS = "blocks"
 """The path of what blocks hold beyond the tensors in them."""
 
@@ -187,7 +195,8 @@ def _equal_steps_reserved(
     told = replace(told, idle=idle, rooted=rooted, head_elements=int(head_elements(model)))
     tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
-    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors)
+    backward = _tensor_bytes(items, Instant.BACKWARD)
+    found = alike.steady_reserved_bytes(walk, plan, room, told, engine.sharding, tensors, backward)
     if found is None:
         return None
     ends = (found.bytes.low, found.bytes.value, found.bytes.high)

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 
 from memsheet.allocator.settings import Settings
-from memsheet.allocator.whole_script import play_whole_script
+from memsheet.allocator.whole_script import live_peak_bytes, play_whole_script
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.order import THREADS, Run, Told
 from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
@@ -44,13 +44,15 @@ REPLAYED_SHARES = Derived(
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """What the allocator reserves, and whether cached blocks had to go back to the device for that, which
-    takes time. ``rests``: of blocks in use, beyond what was asked for; ``fills``: they had to in what is
+    takes time. ``scratch``: what kernels' own adds to the most that backward has; ``rests``: of blocks in
+    use, beyond what was asked for; ``fills``: they had to in what is
     reserved at the most alone, which would be more on a larger device.
     """
 
     bytes: Bytes
     flushes: bool
     rests: int = 0
+    scratch: int = 0
     fills: bool = False
 
 
@@ -152,10 +154,11 @@ def steady_reserved_bytes(
     told: Told,
     sharding: Sharding,
     tensors: Bytes,
+    backward: int,
 ) -> Reserved | None:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least
     where most is reserved. None where the script's own tensors are not the sheet's, which are ``tensors``
-    at their most: it leaves something out.
+    at their most, and ``backward`` at that instant's: it leaves something out.
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is
     through: what kernels are fused, and what an operation makes inside, is not known. Expected is what is
@@ -171,7 +174,8 @@ def steady_reserved_bytes(
     run, start = run_of_steps(walk, plan, expected, told, sharding)
     script = run.script
     beside, live = THREADS * told.workspace + sum(told.kept.values()), script.live_peak(start)
-    peak, apart = live - beside, APART * int(tensors.value)
+    alone = script.without_scratch()
+    peak, apart = live_peak_bytes(script.events, alone, start) - beside, APART * int(tensors.value)
     if not tensors.low - apart <= peak <= tensors.high + apart:
         return None
     value, flushes, in_blocks, _ = replay_within_room(script, start, settings, rooms[1])
@@ -201,7 +205,13 @@ def steady_reserved_bytes(
         low, value = min(low, int(room.low)), min(value, int(room.low))
     rests = in_blocks - live
     ends = Bytes(min(low, value, high), value, max(low, value, high))
-    return Reserved(ends, flushes, rests, most_kept.flushes and not flushes)
+    begin, end = run.backward_events
+    events = script.events[:end]
+    inside, without = (live_peak_bytes(events, sizes, begin) - beside for sizes in (script.sizes, alone))
+    largest = max((script.sizes[number] for number in script.scratch), default=0)
+    scratch = min(max(0, inside - backward), largest) if inside > without else 0
+    fills = most_kept.flushes and not flushes
+    return Reserved(ends, flushes, rests, scratch, fills)
 
 
 APART = 0.005

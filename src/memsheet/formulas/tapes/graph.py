@@ -14,7 +14,18 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from memsheet.formulas.tapes.tape import Axis, Entry, Event, Meta, Operation, Shape, Tape
+from memsheet.formulas.tapes.kernel_scratch import column_sum_bytes
+from memsheet.formulas.tapes.tape import (
+    Axis,
+    Entry,
+    Event,
+    KernelScratch,
+    Meta,
+    Operands,
+    Operation,
+    Shape,
+    Tape,
+)
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 
@@ -171,6 +182,7 @@ class Graph:
         self.entries: list[Entry] = []
         self.log: list[tuple[Event, int]] = []
         self.operations: list[Operation] = []
+        self._scratch: list[tuple[int, KernelScratch]] = []
         self.compute, self.processor = compute, processor
         self._module = ""  # whose backward runs
         self._cache: dict[str, Tensor] = {}
@@ -240,6 +252,17 @@ class Graph:
 
     def grad(self, shape: Shape, dtype: DType, path: str | None = None) -> Grad:
         return Grad(self.storage(path or f"{self._module}/backward", shape, dtype), shape, dtype)
+
+    def kernel_scratch(self, size: Callable[..., int], axes: Operands, dtype: DType) -> None:
+        """What a kernel that has just made its results allocated for itself; those of a GPU alone are written
+        down.
+        """
+        if not self.processor:
+            self._scratch.append((len(self.entries) - 1, KernelScratch(size, axes, dtype)))
+
+    def summed_rows(self, rows: Shape, columns: Shape, dtype: DType) -> None:
+        """The same of a gradient that was summed over its leading dimensions."""
+        self.kernel_scratch(column_sum_bytes, (rows, columns), dtype)
 
     def arriving(
         self, shape: Shape, dtype: DType, path: str = "/input", *, needs_grad: bool = True
@@ -419,6 +442,7 @@ class Graph:
             lingering=stays,
             forward_operations=forward_operations,
             backward_operations=tuple(self.operations),
+            scratch=tuple(self._scratch),
         )
 
     def _play(self, root: Edge, grad: Grad) -> dict[Node, dict[int, Grad]]:
@@ -457,6 +481,9 @@ class Graph:
             if grad is not None and meta != (grad.shape, grad.dtype):
                 self.operations.append(Operation(((grad.shape, grad.dtype),), (meta,)))
                 grads[n] = self.grad(*meta)
+                leading = len(grad.shape) - len(meta[0])
+                if leading > 0 and grad.shape[leading:] == meta[0]:
+                    self.summed_rows(grad.shape[:leading], meta[0], grad.dtype)
         node.saved.clear()
         return grads
 

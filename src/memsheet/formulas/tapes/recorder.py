@@ -6,11 +6,11 @@ A block's forward is written once as ordinary Python with these (``blocks.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from memsheet.formulas.tapes.graph import Chosen, Grad, Graph, Leaf, Tensor
-from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.formulas.tapes.tape import Axis, Operands, Shape
 from memsheet.plan.dtypes import BOOL, FP32, DType
 
 
@@ -66,9 +66,13 @@ class Recorder(Graph):
         metas = [(t.shape, t.dtype, t.needs_grad) for t in operands]
 
         def backward(g: Grad) -> list[Grad | None]:
-            # the weight's gradient is made before the input's (observed order of MmBackward0)
-            grads = [self.grad(s, d) if need else None for s, d, need in reversed(metas)]
-            return grads[::-1]
+            # the weight's gradient is made before the input's (observed order of MmBackward0); with a bias
+            # after it, and the bias's last, which the engine sums (AddmmBackward0, validate_outputs)
+            order = 1 if len(metas) > 2 else -1
+            grads = [self.grad(s, d) if need else None for s, d, need in metas[::order]]
+            if len(metas) > 2 and metas[-1][2]:
+                self.summed_rows(shape[:-1], (out,), dtype)
+            return grads[::order]
 
         return self.apply(
             self.result(f"{path}/output", shape, dtype, Chosen.EVERY_SECOND_PRODUCT),
@@ -248,13 +252,18 @@ class Recorder(Graph):
         saved: tuple[Tensor, ...],
         *,
         scratch: tuple[tuple[Shape, DType], ...] = (),
+        inside: tuple[Callable[..., int], Operands] | None = None,
     ) -> Tensor:
-        """One kernel with a backward of its own: a gradient for each input, and ``scratch`` while it runs."""
-        metas = [(t.shape, t.dtype, t.needs_grad) for t in inputs]
+        """One kernel with a backward of its own: a gradient for each input, and ``scratch`` while it runs.
+        ``inside``: how large what it allocates for itself is, and of which axes.
+        """
+        metas, dtype = [(t.shape, t.dtype, t.needs_grad) for t in inputs], out.dtype
 
         def backward(g: Grad) -> list[Grad | None]:
             held = [self.grad(s, d, f"{path}/scratch") for s, d in scratch]
             grads = [self.grad(s, d) if need else None for s, d, need in metas]
+            if inside is not None:
+                self.kernel_scratch(*inside, dtype)
             del held
             return grads
 

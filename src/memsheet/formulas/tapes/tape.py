@@ -6,10 +6,11 @@ serves every batch and length.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from memsheet.frozen import dataclass
+from memsheet.frozen import NamedTuple, dataclass
 from memsheet.plan.dtypes import DType
 
 if TYPE_CHECKING:
@@ -45,6 +46,17 @@ class Entry:
 
 Log = tuple[tuple[Event, int], ...]
 Meta = tuple[Shape, DType]
+Operands = tuple[Axis | Shape, ...]
+
+
+class KernelScratch(NamedTuple):
+    """What a kernel allocates for itself while it runs: ``size`` gives the bytes, all of them there at once,
+    of the bytes of an element and the values of ``axes``, each an axis or a product of some.
+    """
+
+    size: Callable[..., int]
+    axes: Operands
+    dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,8 @@ class Tape:
     lingering: frozenset[int] = frozenset()  # held until the whole graph goes, however far backward is
     forward_operations: tuple[Operation, ...] = ()
     backward_operations: tuple[Operation, ...] = ()
+    scratch: tuple[tuple[int, KernelScratch], ...] = ()
+    """What kernels allocate for themselves, each beside the last result that it made."""
 
     @property
     def inputs(self) -> frozenset[int]:

@@ -309,7 +309,8 @@ def reserved_without_end(stage: StageLayers, plan: Plan, room: Bytes | None = No
     """What a script reserves that leaves nothing out."""
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     script, start = script_of_steps(stage, plan, expected, Told(), UNITS)
-    found = steady_reserved_bytes(stage, plan, room, Told(), UNITS, Bytes.exact(script.live_peak(start)))
+    most = script.live_peak(start)
+    found = steady_reserved_bytes(stage, plan, room, Told(), UNITS, Bytes.exact(most), most)
     assert found is not None
     return found.bytes
 

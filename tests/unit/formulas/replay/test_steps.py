@@ -334,16 +334,22 @@ def test_what_fits_at_its_most_is_not_given_more(
     ends = iter([Replayed(30, True, tensors), Replayed(10, False, 0), Replayed(20, False, 0)])
     monkeypatch.setattr("memsheet.formulas.replay.steps.replay_within_room", lambda *_: next(ends))
     room = Bytes(least, 40, 50)
-    assert steady_reserved_bytes(stage(), planned(), room, Told(), UNITS, Bytes.exact(tensors)) == Reserved(
-        found, True
-    )
+    assert steady_reserved_bytes(
+        stage(), planned(), room, Told(), UNITS, Bytes.exact(tensors), tensors
+    ) == Reserved(found, True)
 
 
 def test_a_script_that_leaves_something_out_decides_nothing() -> None:
     script, start = script_of_steps(stage(), planned(), Lifetimes.RECORDED, Told(), UNITS)
     tensors = script.live_peak(start)
-    assert steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, Bytes.exact(tensors)) is not None
-    assert steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, Bytes.exact(2 * tensors)) is None
+    assert (
+        steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, Bytes.exact(tensors), tensors)
+        is not None
+    )
+    assert (
+        steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, Bytes.exact(2 * tensors), tensors)
+        is None
+    )
 
 
 def test_later_micro_batches_add_their_gradients_to_the_first_ones() -> None:

@@ -21,6 +21,12 @@ from memsheet.formulas.model_code.transformers.rotary_positions import (
 )
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Tensor
+from memsheet.formulas.tapes.kernel_scratch import (
+    efficient_backward_bytes,
+    efficient_forward_bytes,
+    flash_backward_bytes,
+    flash_split_bytes,
+)
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
@@ -273,7 +279,10 @@ def fused_attention(
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
     seed = r.tensor(path + "/rng", (3,), INT64)
-    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
+    if not how.dropout:
+        r.kernel_scratch(flash_split_bytes, ("b", "s", "a", k.shape[2], q.shape[3]), q.dtype)
+    inside = (flash_backward_bytes, ("b", "s", "a", "k", k.shape[2], q.shape[3]))
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed), inside=inside)
     if how.padded_head:
         return r.copy(r.slice(out, HEADS), MERGED, path + "/context"), None
     return (
@@ -372,7 +381,9 @@ def efficient_attention(
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32)
     seed = r.tensor(path + "/rng", (2,), INT64)
-    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed, *bias))
+    r.kernel_scratch(efficient_forward_bytes, ("b", "s", "a", q.shape[3], v.shape[3]), q.dtype)
+    inside = (efficient_backward_bytes, ("b", "s", "a", k.shape[2], q.shape[3], v.shape[3]))
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed, *bias), inside=inside)
     return r.view(out, MERGED), None
 
 

@@ -54,6 +54,7 @@ with late_functions(__name__):
     )
     from memsheet.formulas.model_code.transformers.pictures import of_pictures, patch_values
     from memsheet.formulas.model_code.transformers.plan_problems import transformers_problems
+    from memsheet.formulas.model_code.transformers.pooled import pools_states, with_pooled_head
     from memsheet.formulas.model_code.transformers.prefixes import prefix_axes, spec_with_prefix
     from memsheet.formulas.model_code.transformers.prompts import (
         named_by_wrapper,
@@ -160,6 +161,8 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     own = pooler_weights(spec.extras, spec.head)
     if own:
         return replace(spec, extras=(), head=replace(spec.head, weights=(*own, *spec.head.weights)))
+    if job and pools_states(spec) and agreed(plan.mesh.pp == 1):
+        return with_pooled_head(spec)
     trained_pair = job and spec.head.kind == "sequence_to_sequence" and len(spec.stacks) == BOTH
     return two_stacks(t5_norm(spec)) if trained_pair else spec
 

@@ -14,6 +14,7 @@ from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Grad, Leaf, Node, Pass, Tensor
+from memsheet.formulas.tapes.kernel_scratch import efficient_backward_bytes, efficient_forward_bytes
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import replace
@@ -197,7 +198,9 @@ def _biased_efficient_attention(
     wide = r.apply(Tensor(mask.storage, SCORES, dtype), (mask,), (), lambda _: [r.grad(shape, dtype)])
     out = r.tensor(path + "/context", HEADS, q.dtype)
     lse, seed = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32), r.tensor(path + "/rng", (2,), INT64)
-    r.custom(path, (q, k, v, wide), out, (q, k, v, out, lse, seed, mask))
+    r.kernel_scratch(efficient_forward_bytes, ("b", "s", "a", q.shape[3], v.shape[3]), q.dtype)
+    inside = (efficient_backward_bytes, ("b", "s", "a", k.shape[2], q.shape[3], v.shape[3]))
+    r.custom(path, (q, k, v, wide), out, (q, k, v, out, lse, seed, mask), inside=inside)
     return r.view(out, ("b", "s", "a", "d"))
 
 

@@ -16,9 +16,11 @@ from memsheet.formulas.model_code.transformers.pictures import (
     of_pictures,
     picture_classes,
 )
+from memsheet.formulas.model_code.transformers.pooled import EMBEDDINGS, POOLED, pair_loss, pooled_states
 from memsheet.formulas.model_code.transformers.prompts import is_prompt, with_prompt
 from memsheet.formulas.numerics import RunConfig, head_adapter, vocabulary_table
-from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
+from memsheet.formulas.tapes.graph import Grad, Joined, Leaf, Node, Tensor
+from memsheet.formulas.tapes.kernel_scratch import embedding_backward_bytes
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
@@ -98,12 +100,13 @@ def _look_up(
     if how.tensor_parallel and rows == "V0":
         return _look_up_cut(r, name, how)
     table = vocabulary_table(r, path, (rows, "h"), how, joined=tied)
-    found = r.apply(
-        r.tensor(f"{name}/output", (sequences, tokens, "h"), dtype),
-        (table,),
-        (),
-        lambda _: [r.grad((rows, "h"), dtype)],
-    )
+
+    def backward(_: Grad) -> list[Grad | None]:
+        made = r.grad((rows, "h"), dtype)
+        r.kernel_scratch(embedding_backward_bytes, ((sequences, tokens), rows, "h"), dtype)
+        return [made]
+
+    found = r.apply(r.tensor(f"{name}/output", (sequences, tokens, "h"), dtype), (table,), (), backward)
     if how.adapter_dtype is not None and name.rpartition(".")[2] in how.adapter_targets:
         found.node = _asked_gradient(found) if how.asks_grad else found.node
         return embedding_adapter(r, [found], name, (rows, sequences, tokens), how.adapter_dtype)
@@ -181,7 +184,7 @@ def scaled_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str)
 
 HEADS: dict[str, Callable[[Recorder, Tensor, Head, RunConfig, str], Tensor]] = {
     "causal_lm": project_to_vocabulary, **dict.fromkeys((SHIFTED, SHIFTED_LOW, SHIFTED_SAME), project_to_vocabulary), "masked_lm": masked_words, "classification": classification_logits, "sequence_to_sequence": scaled_words,
-    CLASSES: picture_classes,
+    CLASSES: picture_classes, POOLED: lambda r, x, *_: pooled_states(r, x),
 }  # fmt: skip
 
 
@@ -196,6 +199,8 @@ def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
     """Shape, dtype and name of what the loss takes."""
     if loss in WITHOUT_LOGITS:
         return ("b", "s", "h"), how.stream, "loss/input"
+    if how.head == POOLED:
+        return EMBEDDINGS, FP32 if how.autocast else how.parameters, "pooling/mean"
     if how.head in ("classification", CLASSES):
         return ("b", "n"), how.autocast or how.parameters, "classifier/output"
     return ("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output"
@@ -207,4 +212,6 @@ def head_output_loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: 
         return WITHOUT_LOGITS[loss](r, x, how, table)
     if how.head in (SHIFTED, SHIFTED_LOW, SHIFTED_SAME):
         return shifted_loss(r, x, how.head)
+    if how.head == POOLED:
+        return pair_loss(r, x)
     return cross_entropy(r, x) if how.head == "causal_lm" else class_loss(r, x)

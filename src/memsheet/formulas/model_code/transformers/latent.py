@@ -15,6 +15,11 @@ from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, record_linear
 from memsheet.formulas.tapes.graph import Grad, Tensor
+from memsheet.formulas.tapes.kernel_scratch import (
+    efficient_backward_bytes,
+    efficient_forward_bytes,
+    flash_backward_bytes,
+)
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import FP32, INT64, DType
@@ -274,7 +279,9 @@ def _efficient_latent_attention(
     out = r.tensor(path + "/context", VALUES, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32)
     seed = r.tensor(path + "/rng", (2,), INT64)
-    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
+    r.kernel_scratch(efficient_forward_bytes, ("b", "s", "a", q.shape[3], v.shape[3]), q.dtype)
+    inside = (efficient_backward_bytes, ("b", "s", "a", k.shape[2], q.shape[3], v.shape[3]))
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed), inside=inside)
     return r.view(out, MERGED), None
 
 
@@ -292,7 +299,8 @@ def _flash_latent_attention(
     out = r.tensor(path + "/context", HEADS, dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
     seed = r.tensor(path + "/rng", (2,), INT64)
-    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
+    inside = (flash_backward_bytes, ("b", "s", "a", "a", k.shape[2], q.shape[3]))
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed), inside=inside)
     return r.copy(r.slice(out, VALUES), MERGED, path + "/context"), None
 
 

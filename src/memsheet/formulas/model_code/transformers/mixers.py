@@ -42,6 +42,7 @@ with late_functions(__name__):
         latent_table,
     )
     from memsheet.formulas.model_code.transformers.llama4 import llama4_attention, rotary_table
+    from memsheet.formulas.model_code.transformers.pooled import pooling_notes
     from memsheet.formulas.model_code.transformers.sinks import sink_attention
     from memsheet.formulas.model_code.transformers.split_scan import split_axes, split_scan
     from memsheet.formulas.model_code.transformers.state_space import state_space_axes, unfused_mamba_mixer
@@ -272,8 +273,10 @@ def _delta_problems(blocks: Sequence[Block], plan: Plan) -> list[Problem]:
 
 
 def kernel_notes(spec: ModelSpec) -> tuple[str, ...]:
-    """Which packages the layers are taken to run with."""
+    """Which packages the layers are taken to run with, and what a model without a head is trained on."""
     mixers = spec.mixers()
+    if notes := pooling_notes(spec):
+        return notes
     if any(isinstance(mixer, LinearAttention) for mixer in mixers):
         return (PLAIN_DELTA,)
     if not any(isinstance(mixer, StateSpace) for mixer in mixers):

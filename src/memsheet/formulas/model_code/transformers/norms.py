@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from memsheet.formulas.numerics import RunConfig, record_parameter, run_checkpointed
 from memsheet.formulas.tapes.graph import Tensor
+from memsheet.formulas.tapes.kernel_scratch import layer_norm_backward_bytes
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import FP32
@@ -59,7 +60,8 @@ def fused_layer_norm(r: Recorder, x: Tensor, weights: tuple[Tensor, ...], path: 
     line: Shape = (*x.shape[:-1], 1)
     output = r.tensor(path + "/output", x.shape, x.dtype)
     mean, rstd = r.tensor(path + "/mean", line, FP32), r.tensor(path + "/rstd", line, FP32)
-    return r.custom(path, (x, *weights), output, (x, *weights, mean, rstd))
+    inside = (layer_norm_backward_bytes, (x.shape[:-1], x.shape[-1], len(weights))) if weights else None
+    return r.custom(path, (x, *weights), output, (x, *weights, mean, rstd), inside=inside)
 
 
 def wide_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
