@@ -228,7 +228,9 @@ def _shorter_sequence_fixes(
     """
     sure, expected = serving.get("longest_that_fits"), serving.get("longest_expected")
     if sure:
-        more = f"; up to {expected} is expected to" if expected and expected > sure and short.value > 0 else ""
+        more = (
+            f"; up to {expected} is expected to" if expected and expected > sure and short.value > 0 else ""
+        )
         yield (
             {**LENGTHS, "serving.max_model_len": sure},
             f"the longest with which it is sure to start{more}",

@@ -48,7 +48,9 @@ def change_line(
     if told and not left:
         return told
     if list(left) == [STORED] and left[STORED] is not None and not _is_typed(STORED, look):
-        stored = f"serve  a checkpoint stored in {left[STORED]} (--quantize {left[STORED]} here accounts for it)"
+        stored = (
+            f"serve  a checkpoint stored in {left[STORED]} (--quantize {left[STORED]} here accounts for it)"
+        )
         return f"{stored}, and in the command {told}" if told else stored
     own = _own_line(left or changes, look, task, words)
     own += OWN_FLAG * bool((left or changes).keys() - {*MACHINES})

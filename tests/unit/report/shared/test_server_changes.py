@@ -28,7 +28,8 @@ SERVERS = [
 ]
 LORA = "--enable-lora --max-loras 4 --max-lora-rank 64"
 WAY = re.compile(
-    r"^  ((?:add|replace|leave out|serve)  .*?)\n*(?=^  (?:add|replace|leave out|serve)  |^$)", re.MULTILINE | re.DOTALL
+    r"^  ((?:add|replace|leave out|serve)  .*?)\n*(?=^  (?:add|replace|leave out|serve)  |^$)",
+    re.MULTILINE | re.DOTALL,
 )
 SURE = re.compile(
     r"\s+(?:(?:together )?gives \S+ \S+ a GPU: starts with|the longest with which it is sure).*", re.DOTALL
