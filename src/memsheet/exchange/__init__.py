@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -167,14 +168,11 @@ def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()
             f"it runs {', '.join(form.engines)}",
         )
     values = values_of(form, asked)
-    made = read_format_values(form, values).request
-    raise_if_problems(
-        [
-            *form.problems(asked),
-            *_unsaid_key_problems(form, asked, made),
-            *_changed_key_problems(form, asked, made),
-        ]
-    )
+    if problems := _plan_problems(form, asked):
+        from memsheet.exchange.flags_to_export import with_flags_to_export
+
+        found, made = partial(_plan_problems, form), partial(engine_request, form)
+        raise_if_problems(with_flags_to_export(problems, asked, found, made, form.name))
     lines = [
         _printable_comment(line)
         for line in (*comments, f"written for {form.tested}", *form.notes, *engine_differences(form, asked))
@@ -187,6 +185,21 @@ def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()
             for name, held in form.more(nest_dotted_keys(values)).items()
         }
     return files
+
+
+def engine_request(form: Format, asked: Values) -> Mapping[str, Any]:
+    """What the engine runs of the files that are written of a plan."""
+    return read_format_values(form, values_of(form, asked)).request
+
+
+def _plan_problems(form: Format, asked: Values) -> list[Problem]:
+    """What of a plan the format's files do not say, or say otherwise."""
+    made = engine_request(form, asked)
+    return [
+        *form.problems(asked),
+        *_unsaid_key_problems(form, asked, made),
+        *_changed_key_problems(form, asked, made),
+    ]
 
 
 def _printable_comment(line: str) -> str:

@@ -256,9 +256,7 @@ def _as_unpacked(found: Quantization, gaps: RequestResolver, engine: Engine, tas
     return replace(found, weights=ONE_SCALE.get(found.weights, found.weights), experts=True)
 
 
-def _quantizes_experts(
-    gaps: RequestResolver, model: ModelSpec | None, engine: Engine, task: str
-) -> bool:
+def _quantizes_experts(gaps: RequestResolver, model: ModelSpec | None, engine: Engine, task: str) -> bool:
     """Whether stacked experts are quantized by bitsandbytes as they are loaded, which is training's; where no
     layer has any, nobody's.
     """

@@ -39,7 +39,9 @@ def test_experts_take_four_bits(model: str, elements: float, load: str, tmp_path
 
 
 def test_experts_of_sixteen_bits_stay(tmp_path: Path) -> None:
-    found = _checked_script(tmp_path, "1xA100-80GB", "unsloth/Qwen3-30B-A3B", ATTENTION, ", load_in_4bit=False")
+    found = _checked_script(
+        tmp_path, "1xA100-80GB", "unsloth/Qwen3-30B-A3B", ATTENTION, ", load_in_4bit=False"
+    )
     assert found.answer is not None
     assert found.answer.plan.quantization is None
 
