@@ -76,8 +76,8 @@ def test_a_plan_is_exported_or_the_flag_is_named_that_makes_one(
                 assert hints, (tool, error)
                 asked |= {(tool, plan["engine"], hint) for hint in hints}
     assert asked
-    for tool, engine, flags in sorted(asked):
-        again, refusal = question, None
+    for tool, engine, first in sorted(asked):
+        again, flags, refusal = question, first, None
         for _ in range(ROUNDS):
             again = with_flags(again, flags if "--engine" in flags else f"{flags} --engine {engine}")
             plan = plans_of(again, capsys)[0]
