@@ -118,3 +118,18 @@ def test_files_of_a_tool_that_says_all_leave_nothing_out(
     plan = next(one for one in plans_of(QUESTIONS[1], capsys) if one["engine"] == "transformers")
     exported = exported_files(plan, [tool])
     assert not any("no file here says" in text for text in (*exported.files.values(), *exported.notes))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_tool_of_other_engines_names_those_that_write_the_plan(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["infer", "qwen2.5-7b", "--gpus", "1xA100-80GB", "--engine", engine, "--json"])
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    refusal = refused(plan, "kubernetes")
+    assert refusal is not None
+    named = re.search(r"--to (.+)", refusal.problems[0].hint)
+    assert named
+    assert engine in named[1].split(", ")
+    for tool in named[1].split(", "):
+        assert refused(plan, tool) is None, tool

@@ -165,7 +165,7 @@ def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()
             "engine",
             asked.get("engine"),
             f"is not what {form.name} runs",
-            f"it runs {', '.join(form.engines)}",
+            f"it runs {', '.join(form.engines)}{_own_formats(str(asked.get('engine')), str(asked.get('task')))}",
         )
     values = values_of(form, asked)
     if problems := _plan_problems(form, asked):
@@ -185,6 +185,18 @@ def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()
             for name, held in form.more(nest_dotted_keys(values)).items()
         }
     return files
+
+
+def _own_formats(engine: str, task: str) -> str:
+    """The formats that an engine's plans are written in, in words."""
+    found = (name for name in NAMES if engine in (form := find_format(name)).engines and _written(form, task))
+    names = ", ".join(found)
+    return f"; {engine}'s plans are written with --to {names}" if names else ""
+
+
+def _written(form: Format, task: str) -> bool:
+    """Whether plans of a task are written in a format."""
+    return form.said.get("task") in (None, task) and (bool(form.compose) or form.kind in RENDER)
 
 
 def engine_request(form: Format, asked: Values) -> Mapping[str, Any]:

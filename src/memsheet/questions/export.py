@@ -127,7 +127,7 @@ def left_out_lines(
     said: dict[str, Any] = {}
     for form in formats:
         said |= {key.removeprefix("?"): value for key, value in engine_request(form, asked).items()}
-    keys = _unsaid_plan_keys(said, asked, written)
+    keys = _unsaid_plan_keys(said, written)
     if not keys:
         return
     yield "the sheet rests on these, which no file here says: the training script or its environment must"
@@ -145,9 +145,7 @@ def _typed_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _unsaid_plan_keys(
-    said: Mapping[str, Any], asked: Mapping[str, Any], written: Mapping[str, Any]
-) -> list[str]:
+def _unsaid_plan_keys(said: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:
     """Keys of the plan that another value has where only its files, and the ranks, say what to run."""
     flat = {key: value for key, value in flatten_document(written).items() if value is not None}
     given = {key: flat[key] for key in flat if key in BY_LAUNCH or key.startswith("mesh.")}

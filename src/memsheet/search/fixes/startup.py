@@ -191,9 +191,9 @@ def _combined_startup_changes(
     less those that are not needed; None where it never is.
     """
     kept = list[Changes]()
-    for one in sorted(order, key=lambda found: found.lacks.value):
-        if not {"gpus", *(key for other in kept for key in other)} & one.changes.keys():
-            kept.append(one.changes)
+    for changes in (held.changes for held in sorted(order, key=lambda held: held.lacks.value)):
+        if not {"gpus", *(key for other in kept for key in other)} & changes.keys():
+            kept.append(changes)
     ways = ((kept[:many], more) for more in ({}, *gpus) for many in range(1, len(kept) + 1))
     tried = ((several, more, _all_of(model, request, cluster, [*several, more])) for several, more in ways)
     kept, more, found = next((one for one in tried if one[2] is not None), ([], {}, None))
