@@ -161,11 +161,12 @@ def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()
     """The files of one format. Raises InputError for a plan that its engine cannot run as it stands."""
     form = of_version(form, asked)
     if asked.get("engine") not in form.engines:
+        own = _own_formats(str(asked.get("engine")), str(asked.get("task")))
         raise input_error(
             "engine",
             asked.get("engine"),
             f"is not what {form.name} runs",
-            f"it runs {', '.join(form.engines)}{_own_formats(str(asked.get('engine')), str(asked.get('task')))}",
+            f"it runs {', '.join(form.engines)}{own}",
         )
     values = values_of(form, asked)
     if problems := _plan_problems(form, asked):

@@ -70,7 +70,9 @@ def _sayable_plan(
 
 
 def _named_precisions(asked: Asked, changed: Asked) -> Iterator[Asked]:
-    """The plan with each precision that has a name, the most like its own first, where that became another."""
+    """The plan with each precision that has a name, the most like its own first, where that became
+    another.
+    """
     if not _differs(asked, changed, "precision"):
         return
     tried = [{**changed, **_dtypes(name)} for name in NAMED_PRECISIONS]

@@ -68,7 +68,9 @@ KEYS = tuple(replace(row, out=WRITTEN.get(row.at, row.out)) for row in TRAINER.k
 
 def _unsloth_plan_problems(asked: Values) -> Iterator[Problem]:
     if asked.get("@gpus", 1) > 1:
-        yield Problem(field="gpus", value=asked["@gpus"], reason="are more than this script trains on", hint=f"plan it with --gpus 1x{str(asked.get('gpus') or 'CARD').rpartition('x')[2]}")  # fmt: skip
+        card = str(asked.get("gpus") or "CARD").rpartition("x")[2]
+        reason = "are more than this script trains on"
+        yield Problem(field="gpus", value=asked["@gpus"], reason=reason, hint=f"plan it with --gpus 1x{card}")
     if asked.get("attention") not in (None, *KERNELS):
         reason = "cannot be said to Unsloth, which chooses its own kernel (llama.py:2651)"
         yield Problem(field="attention", value=asked["attention"], reason=reason, hint="sdpa")

@@ -57,8 +57,8 @@ def routing_notes(
     )
     room = ", which fits," if uneven <= cluster.device.framework_low_bytes else ""
     said = (
-        f"expert routing {decides}: {format_bytes(even)} a GPU when even, {format_bytes(uneven)}{room} where a "
-        f"rank is given {shares} (the fullest "
+        f"expert routing {decides}: {format_bytes(even)} a GPU when even, {format_bytes(uneven)}{room} "
+        f"where a rank is given {shares} (the fullest "
         f"expert under an auxiliary loss, over all batches: MaxVio {MAX_VIOLATION:g}, arXiv:2408.15664, "
         f"table 2), {format_bytes(worst)} where all tokens choose its experts; "
         f"{decree}; {bound}"
