@@ -29,8 +29,7 @@ QUESTIONS = (
     "qwen3-0.6b --gpus 1xRTX4090 --seq-len 2048 --global-batch 16",
     "qwen3-8b --gpus 8xH100-80GB --seq-len 4096 --global-batch 64",
     "qwen3-8b --gpus 2xRTX4090 --seq-len 2048 --global-batch 16 --method qlora",
-    "qwen3-30b-a3b --gpus 1xA100-80GB --seq-len 2048 --global-batch 16 --method qlora"
-    " --lora-targets q_proj,v_proj",
+    "qwen3-30b-a3b --gpus 1xA100-80GB --seq-len 2048 --global-batch 16 --method qlora --lora-targets q_proj",
 )
 FLAGS = re.compile(r"plan it with (--.+)")
 ROUNDS = 3

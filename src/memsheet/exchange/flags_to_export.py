@@ -60,7 +60,8 @@ def _sayable_plan(
         if any(one.field not in changed and one.field not in runs for one in problems):
             return None
         for one in problems:
-            changed = {**changed, one.field: runs.get(one.field), **ALONG.get(one.field, {})}
+            value = runs.get(one.field, runs.get(f"?{one.field}"))
+            changed = {**changed, one.field: value, **ALONG.get(one.field, {})}
         changed = {key: value for key, value in changed.items() if value is not None}
         for trial in [*_named_precisions(asked, changed), changed]:
             if not (left := found(trial)):

@@ -89,7 +89,7 @@ def earlier_defaults_doubt(
     if fits:
         return Doubt("")
     told = [f"TRL {one.told}" for one in older] + [IN_FP32] * bool(widths)
-    words = "the sheet is of the newest releases, and nothing says which run (--engine-version does): "
+    words = "nothing says which releases run (--engine-version does), and the sheet is of the newest: "
     words += ", and ".join(told)
     least = int(answer.verdict.device.low)
     return Doubt(words, least, most)
