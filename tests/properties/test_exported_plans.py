@@ -111,11 +111,18 @@ def test_files_that_leave_something_out_say_so(tools: list[str], capsys: pytest.
         assert "adapter.rank = 16" in text
 
 
-@pytest.mark.parametrize("tool", ["trl", "axolotl", "llamafactory", "swift"])
+@pytest.mark.parametrize(
+    ("tool", "question"),
+    [
+        *((tool, QUESTIONS[1]) for tool in ("trl", "axolotl", "llamafactory", "swift")),
+        ("trl", f"{QUESTIONS[0]} --lora-dtype bf16"),
+        ("unsloth", f"{QUESTIONS[0]} --loss chunked"),
+    ],
+)
 def test_files_of_a_tool_that_says_all_leave_nothing_out(
-    tool: str, capsys: pytest.CaptureFixture[str]
+    tool: str, question: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = next(one for one in plans_of(QUESTIONS[1], capsys) if one["engine"] == "transformers")
+    plan = next(one for one in plans_of(question, capsys) if one["engine"] == "transformers")
     exported = exported_files(plan, [tool])
     assert not any("no file here says" in text for text in (*exported.files.values(), *exported.notes))
 

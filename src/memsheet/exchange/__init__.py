@@ -246,7 +246,7 @@ def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -
             "",
             value,
         )  # what the tool does, or another file
-        if not left_out and not own and not _nothing_said(key, value):
+        if not left_out and not own and not says_nothing(key, value):
             yield Problem(
                 field=key,
                 value=value,
@@ -258,7 +258,7 @@ def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -
 GRADIENT_SYNC = "gradient_sync"
 
 
-def _nothing_said(key: str, value: Any) -> bool:
+def says_nothing(key: str, value: Any) -> bool:
     """Whether a key is at what every engine does without being told."""
     return value in (None, False, 0, "none", [], ()) or (
         value == 1 and (key.startswith("mesh.") or key == "vocab_multiple")
@@ -269,7 +269,7 @@ def _changed_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) 
     """Where what is written reads as another plan."""
     for key, value in made.items():
         wanted = asked.get(key)
-        same = _says_the_same(value, wanted) or (_nothing_said(key, value) and _nothing_said(key, wanted))
+        same = _says_the_same(value, wanted) or (says_nothing(key, value) and says_nothing(key, wanted))
         if not same and not key.startswith("?") and key not in form.differs:
             yield Problem(
                 field=key, value=wanted, reason=f"cannot be said to {form.tested}, which would run {value}"

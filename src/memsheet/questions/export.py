@@ -18,9 +18,10 @@ from memsheet.exchange import (
     find_format,
     nest_dotted_keys,
     of_version,
+    says_nothing,
     write_format_files,
 )
-from memsheet.exchange.joined_files import asked_of_answer
+from memsheet.exchange.joined_files import asked_of_answer, is_key_said
 from memsheet.exchange.shared.file_format import Format
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
@@ -126,7 +127,10 @@ def left_out_lines(
         return
     said: dict[str, Any] = {}
     for form in formats:
-        said |= {key.removeprefix("?"): value for key, value in engine_request(form, asked).items()}
+        said |= engine_request(form, asked)
+    weak = {key.removeprefix("?"): value for key, value in said.items() if key.startswith("?")}
+    said = {key: value for key, value in said.items() if not key.startswith("?")}
+    said |= {key: value for key, value in weak.items() if not is_key_said(key, said)}
     keys = _unsaid_plan_keys(said, written)
     if not keys:
         return
@@ -156,7 +160,8 @@ def _unsaid_plan_keys(said: Mapping[str, Any], written: Mapping[str, Any]) -> li
     try:
         made = accounted.train(plan=nest_dotted_keys(given), fix=False)
     except InputError:  # no plan by itself: whatever is unsaid counts
-        return [key for key in flat if key not in said and key not in given]
+        unsaid = (key for key in flat if key not in said and key not in given)
+        return [key for key in unsaid if not says_nothing(key, flat[key])]
     read = flatten_document(
         plan_document(made.plan, model=str(written.get("model") or ""), cluster=made.cluster)
     )
