@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -163,21 +164,19 @@ def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()
     """The files of one format. Raises InputError for a plan that its engine cannot run as it stands."""
     form = of_version(form, asked)
     if asked.get("engine") not in form.engines:
+        own = _own_formats(str(asked.get("engine")), str(asked.get("task")))
         raise input_error(
             "engine",
             asked.get("engine"),
             f"is not what {form.name} runs",
-            f"it runs {', '.join(form.engines)}",
+            f"it runs {', '.join(form.engines)}{own}",
         )
     values = values_of(form, asked)
-    made = read_format_values(form, values).request
-    raise_if_problems(
-        [
-            *form.problems(asked),
-            *_unsaid_key_problems(form, asked, made),
-            *_changed_key_problems(form, asked, made),
-        ]
-    )
+    if problems := _plan_problems(form, asked):
+        from memsheet.exchange.flags_to_export import with_flags_to_export
+
+        found, made = partial(_plan_problems, form), partial(engine_request, form)
+        raise_if_problems(with_flags_to_export(problems, asked, found, made, form.name))
     lines = [
         _printable_comment(line)
         for line in (*comments, f"written for {form.tested}", *form.notes, *engine_differences(form, asked))
@@ -190,6 +189,33 @@ def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()
             for name, held in form.more(nest_dotted_keys(values)).items()
         }
     return files
+
+
+def _own_formats(engine: str, task: str) -> str:
+    """The formats that an engine's plans are written in, in words."""
+    found = (name for name in NAMES if engine in (form := find_format(name)).engines and _written(form, task))
+    names = ", ".join(found)
+    return f"; {engine}'s plans are written with --to {names}" if names else ""
+
+
+def _written(form: Format, task: str) -> bool:
+    """Whether plans of a task are written in a format."""
+    return form.said.get("task") in (None, task) and (bool(form.compose) or form.kind in RENDER)
+
+
+def engine_request(form: Format, asked: Values) -> Mapping[str, Any]:
+    """What the engine runs of the files that are written of a plan."""
+    return read_format_values(form, values_of(form, asked)).request
+
+
+def _plan_problems(form: Format, asked: Values) -> list[Problem]:
+    """What of a plan the format's files do not say, or say otherwise."""
+    made = engine_request(form, asked)
+    return [
+        *form.problems(asked),
+        *_unsaid_key_problems(form, asked, made),
+        *_changed_key_problems(form, asked, made),
+    ]
 
 
 def _printable_comment(line: str) -> str:
@@ -223,7 +249,7 @@ def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -
             "",
             value,
         )  # what the tool does, or another file
-        if not left_out and not own and not _nothing_said(key, value):
+        if not left_out and not own and not says_nothing(key, value):
             yield Problem(
                 field=key,
                 value=value,
@@ -235,7 +261,7 @@ def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -
 GRADIENT_SYNC = "gradient_sync"
 
 
-def _nothing_said(key: str, value: Any) -> bool:
+def says_nothing(key: str, value: Any) -> bool:
     """Whether a key is at what every engine does without being told."""
     return value in (None, False, 0, "none", [], ()) or (
         value == 1 and (key.startswith("mesh.") or key == "vocab_multiple")
@@ -246,7 +272,7 @@ def _changed_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) 
     """Where what is written reads as another plan."""
     for key, value in made.items():
         wanted = asked.get(key)
-        same = _says_the_same(value, wanted) or (_nothing_said(key, value) and _nothing_said(key, wanted))
+        same = _says_the_same(value, wanted) or (says_nothing(key, value) and says_nothing(key, wanted))
         if not same and not key.startswith("?") and key not in form.differs:
             yield Problem(
                 field=key, value=wanted, reason=f"cannot be said to {form.tested}, which would run {value}"

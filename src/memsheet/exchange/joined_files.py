@@ -197,14 +197,14 @@ def join_files(
             said["@gpus"] = [(PLAN, planned), *said["@gpus"]]
     request = {key: held[-1][1] for key, held in said.items() if held[-1][1] is not None}
     request = {**without_overridden(request, given), **given}
-    assumed = [f"{key} = {value}" for key, value in weak.items() if not _is_key_said(key, request)]
+    assumed = [f"{key} = {value}" for key, value in weak.items() if not is_key_said(key, request)]
     assumed += [
         f"{gpus} GPUs, as the flag says, in place of the {held} {_counted_words(name, reads)}"
         for name, held in said.get("@gpus", ())
         if gpus and held != gpus
     ]
     assumed += _overridden_by_flags(said, given)
-    request.update({key: value for key, value in weak.items() if not _is_key_said(key, request)})
+    request.update({key: value for key, value in weak.items() if not is_key_said(key, request)})
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
     several = request.get("engine") in UNITED and counts["@accumulation"] != 1
     if several and (synced := _gradient_sync(reads)):
@@ -378,7 +378,7 @@ def _mesh_ranks(plan: Mapping[str, Any]) -> int | None:
     return prod(degrees)
 
 
-def _is_key_said(key: str, request: Mapping[str, Any]) -> bool:
+def is_key_said(key: str, request: Mapping[str, Any]) -> bool:
     """Whether something says a key already; a set of dtypes says all of them, and an adapter's are its
     own.
     """

@@ -30,6 +30,11 @@ def _adapted_in_bits(request: Request) -> bool:
     return _trains_adapter(request) and request.get("quantization.weights") in BITS_AND_BYTES
 
 
+def _adapts_four_bits(request: Request) -> bool:
+    """Whether adapters stand beside a base in bitsandbytes' usual four bits."""
+    return _trains_adapter(request) and request.get("quantization.weights") == "nf4"
+
+
 def _trains_full_model(request: Request) -> bool:
     return not _trains_adapter(request)
 
@@ -133,6 +138,7 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("full_finetuning", False, f"{UNSLOTH}/loader.py:417, llama.py:3063", {"adapter.rank": 16}, _not_prompted),
         Default("target_modules", "all-linear", f"{UNSLOTH}/llama.py:3064, vision.py:1934", _ALL_LINEAR, _trains_adapter),
         Default("load_in_4bit", True, f"{UNSLOTH}/loader.py:414", {"quantization.weights": "nf4"}, _trains_adapter),
+        Default("load_in_4bit", "of experts too", "unslothai/unsloth-zoo ce232d6 unsloth_zoo/temporary_patches/moe_utils_bnb4bit.py:189-245", {"quantization.experts": True}, _adapts_four_bits, follows=True),
         Default("loss", "chunked", f"{UNSLOTH}/llama.py:1465-1507", {"loss": "chunked"}),
         Default("dtype", "bfloat16", f"{UNSLOTH}/vision.py:1248-1253", {"precision.name": "bf16-pure"}, _trains_full_model),
         Default("attention", "xformers", "unslothai/unsloth 015bdef unsloth/utils/attention_dispatch.py:231-241", {"attention": "xformers"}, takes_xformers),

@@ -24,6 +24,7 @@ from memsheet.jobs.templates import (
 from memsheet.jobs.templates.liger import fused_loss
 from memsheet.jobs.templates.planned import Sizes
 from memsheet.questions.job import answer_job
+from memsheet.questions.job_of_files import JobOfFiles
 from memsheet.questions.solve_job import largest_share
 from memsheet.report.shared.jobs.phases import fullest_instant
 
@@ -148,18 +149,33 @@ def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         yield Helps(kind=SHARE, says=says, words=words.format(share=found.largest), answer=found.answer, saves_bytes=frees)  # fmt: skip
 
 
-def mistakes_of_job(
-    answer: Answer, where: Mapping[str, Any], file: str, text: str
-) -> tuple[tuple[Rule, Found], ...]:
-    """What helps, as findings about the ``file`` that starts the job, and is of that ``text``."""
-    own = file.partition(":")[0]
+def mistakes_of_job(found: JobOfFiles, text: str) -> tuple[tuple[Rule, Found], ...]:
+    """What helps, as findings about the file that starts the job, and is of that ``text``."""
+    answer, own = found.answer, found.file.partition(":")[0]
     return tuple(
         (
             Rule(id=f"job-{one.kind}", source=SOURCES[one.kind], looks=_found_elsewhere),
-            Found(where=f"{file}: {fullest_instant(answer.sheets[0]).phase}", says=one.says + (", and with the cure every phase that is counted fits" if _fits(one) else ""), cure=one.words, saves_bytes=one.saves_bytes),
+            Found(
+                where=f"{found.file}: {fullest_instant(answer.sheets[0]).phase}",
+                says=one.says + (_fitting_words(found) if _fits(one) else ""),
+                cure=one.words,
+                saves_bytes=one.saves_bytes,
+            ),
         )
-        for one in what_helps(answer, where, write=lambda words: words_in_file(words, own, text))
-    )  # fmt: skip
+        for one in what_helps(answer, found.where, write=lambda words: words_in_file(words, own, text))
+    )
+
+
+def _fitting_words(found: JobOfFiles) -> str:
+    """That a cure suffices, and what is to be said beside it where it would stay uncertain without."""
+    words = ", and with the cure every phase that is counted fits"
+    if not found.open_words:
+        return words
+    roles = (found.answer.job or {}).get("roles", {}).values()
+    rows = max((int(role["plan"].get("seq_len") or 0) for role in roles), default=0)
+    if rows and all("--seq-len says" in one for one in found.open_words):
+        return f"{words}, with rows of up to {rows:,} tokens (--seq-len {rows} says so)"
+    return f"{words}; what is told to be open stays so"
 
 
 def _found_elsewhere(_: Case) -> Iterator[Found]:

@@ -107,6 +107,8 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
         "@passing": int(answer.verdict.device.high) - resting_states(answer) if answer.verdict else 0,
         "@saved": int(worst_sheet(answer.sheets).of(Component.SAVED_ACTIVATIONS).low),
+        "@dequantized": _dequantized_bytes(worst_sheet(answer.sheets)),
+        "@model_type": answer.model.model_type,
         "@exchanged": _exchanged_bytes(worst_sheet(answer.sheets)),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
@@ -119,6 +121,12 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         for moved in read.form.moves(read.values, asked)
     )
     return tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
+
+
+def _dequantized_bytes(sheet: Sheet) -> int:
+    """Of the experts that a layer makes whole of fewer bits, at the most."""
+    held = (item.at.get(sheet.peak_instant) for item in sheet.items if item.path.endswith("/dequantized"))
+    return sum(int(size.value) for size in held if size is not None)
 
 
 def _parameters_of_name(name: str) -> int | None:

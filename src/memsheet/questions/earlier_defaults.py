@@ -89,7 +89,8 @@ def earlier_defaults_doubt(
     if fits:
         return Doubt("")
     told = [f"TRL {one.told}" for one in older] + [IN_FP32] * bool(widths)
-    words = f"nothing says which releases run (--engine-version): {', and '.join(told)}"
+    words = "nothing says which releases run (--engine-version does), and the sheet is of the newest: "
+    words += ", and ".join(told)
     least = int(answer.verdict.device.low)
     return Doubt(words, least, most)
 

@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet import budget
 from memsheet.budget import Answer
-from memsheet.errors import Problem, input_error, raise_if_problems
-from memsheet.exchange import Files, engine_differences, find_format, of_version, write_format_files
-from memsheet.exchange.joined_files import asked_of_answer
+from memsheet.errors import InputError, Problem, input_error, raise_if_problems
+from memsheet.exchange import (
+    Files,
+    engine_differences,
+    engine_request,
+    find_format,
+    nest_dotted_keys,
+    of_version,
+    says_nothing,
+    write_format_files,
+)
+from memsheet.exchange.joined_files import asked_of_answer, is_key_said
 from memsheet.exchange.shared.file_format import Format
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
+from memsheet.plan.check import RULES, flatten_document
 from memsheet.plan.document import PLAN, SHEET, plan_document
 from memsheet.plan.workload import Serving
 from memsheet.questions import accounted
@@ -83,8 +93,10 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
     if isinstance(answer.plan.workload, Serving):
         asked = _as_released(answer, asked)
     formats = [of_version(form, asked) for form in formats]
-    comments, named = tuple(sheet_summary_lines(answer)), [form.name for form in formats]
+    named = [form.name for form in formats]
     formats += [find_format(name) for name in _companion_formats(formats, asked) if name not in named]
+    left = tuple(left_out_lines(formats, asked, written))
+    comments, notes = (*sheet_summary_lines(answer), *left), [*notes, *left]
     files: Files = {}
     for form in formats:
         files |= write_format_files(form, _named_by_hub(form, asked), comments)
@@ -94,6 +106,68 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
         SHEET: dump_json_line({**sheet_document(answer), "plan": written}, indent=2),
     }
     return Exported(files, tuple(notes), tuple(formats))
+
+
+BY_LAUNCH = ("schema", "model", "gpus", "task", "engine", "engine_version", "gradient_sync")
+"""Keys of a plan that whoever starts it settles, or the engine's own code."""
+LINE = 100
+"""Characters of a comment's line."""
+
+
+def left_out_lines(
+    formats: Sequence[Format], asked: Mapping[str, Any], written: Mapping[str, Any]
+) -> Iterator[str]:
+    """What a plan's sheet rests on and none of its files says, in lines: their request is resolved again and
+    compared with the plan.
+    """
+    if asked["task"] == "infer":
+        return
+    said: dict[str, Any] = {}
+    for form in formats:
+        said |= engine_request(form, asked)
+    weak = {key.removeprefix("?"): value for key, value in said.items() if key.startswith("?")}
+    said = {key: value for key, value in said.items() if not key.startswith("?")}
+    said |= {key: value for key, value in weak.items() if not is_key_said(key, said)}
+    keys = _unsaid_plan_keys(said, written)
+    if not keys:
+        return
+    yield "the sheet rests on these, which no file here says: the training script or its environment must"
+    line = ""
+    for key in keys:
+        one = f"{key} = {_typed_value(asked[key])}"
+        if line and len(line) + len(one) > LINE:
+            yield f"  {line}"
+            line = ""
+        line = f"{line}; {one}" if line else one
+    yield f"  {line}"
+
+
+def _typed_value(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _unsaid_plan_keys(said: Mapping[str, Any], written: Mapping[str, Any]) -> list[str]:
+    """Keys of the plan that another value has where only its files, and the ranks, say what to run."""
+    flat = {key: value for key, value in flatten_document(written).items() if value is not None}
+    given = {key: flat[key] for key in flat if key in BY_LAUNCH or key.startswith("mesh.")}
+    given |= {key: value for key, value in said.items() if key in RULES}
+    sizes = [key for key in ("seq_len", "microbatch", "global_batch") if key in flat and key not in said]
+    sizes = [key for key in sizes if key != "global_batch" or "@accumulation" not in said]
+    given |= {key: flat[key] for key in ("seq_len", "microbatch", "global_batch") if key in flat}
+    try:
+        made = accounted.train(plan=nest_dotted_keys(given), fix=False)
+    except InputError:  # no plan by itself: whatever is unsaid counts
+        unsaid = (key for key in flat if key not in said and key not in given)
+        return [key for key in unsaid if not says_nothing(key, flat[key])]
+    read = flatten_document(
+        plan_document(made.plan, model=str(written.get("model") or ""), cluster=made.cluster)
+    )
+    other = (key for key in flat if key not in given and read.get(key) != flat[key])
+    return [*sizes, *(key for key in other if flat[key] != [] and not _is_no_share(flat[key]))]
+
+
+def _is_no_share(value: Any) -> bool:
+    return isinstance(value, float) and not value
 
 
 def _plan_or_sheet_document(plan: Any) -> Mapping[str, Any]:

@@ -49,6 +49,7 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.preference_jobs import preference_doubt
 from memsheet.report.shared.checked import Checked
+from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
     from memsheet.questions.job_of_files import JobOfFiles
@@ -194,7 +195,9 @@ def _judge_several(
     moved = (*moved_bytes(found.reads, job.answer), *bytes_beyond(mistakes))
     doubt = both_doubts(doubt_of(found.reads, job.answer, moved, flags, case), job.unaccounted)
     if found.open_words and job.answer and job.answer.verdict:
-        least = min(int(job.answer.verdict.device.low), found.least_bytes)
+        least = found.least_bytes
+        if any(OF_PROMPTS not in words for words in found.open_words):  # the server may be elsewhere
+            least = min(int(job.answer.verdict.device.low), least)
         doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
     verdict = found.answer.verdict
     if verdict and verdict.result is Result.DOES_NOT_FIT and found.over_words:
@@ -211,10 +214,14 @@ def _judge_several(
     mistakes = tuple((rule, replace(one, saves_bytes=None)) for rule, one in mistakes)
     if job.ask.get("fix"):
         text = files.texts.get(found.file.partition(":")[0], "")
-        mistakes = (*mistakes, *mistakes_of_job(found.answer, found.where, found.file, text))
+        mistakes = (*mistakes, *mistakes_of_job(found, text))
     claimed = tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes)
     told = with_moved_range(widen_verdict(found.answer, doubt), found.answer, moved)
     return _checked_job(files, job, found.reads, told, claimed, moved, doubt)
+
+
+OF_PROMPTS = "how long prompts are"
+"""In what is open of a job: rows, and nothing that a card may be without."""
 
 
 def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
@@ -228,6 +235,7 @@ def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
         return Doubt("")
     fitting, counted, rows = tokens_that_fit(found)
     each = f", {fitting // rows:,} of each row's {counted // rows:,}" if rows > 1 else ""
-    told = f"it is expected to fit with {fitting:,}{each}" if fitting else "fewer need less"
+    least = f"{format_bytes(found.least_bytes)} at the least"
+    told = f"it is expected to fit with {fitting:,}{each}" if fitting else f"fewer need less, {least}"
     words = f"a micro-batch is counted with the {counted:,} tokens that it may have at the most, and {told}"
     return Doubt(words, found.least_bytes)

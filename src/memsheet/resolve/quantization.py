@@ -93,7 +93,7 @@ def quantization_of(
     found = Quantization(
         weights=_dtype_with_scales(gaps, name, weights, model),
         skip=_unquantized_modules(gaps, model),
-        experts=_quantizes_experts(gaps, engine, task),
+        experts=_quantizes_experts(gaps, model, engine, task),
     )
     found = _as_unpacked(found, gaps, engine, task)
     return None if name.startswith("gguf:") and _unpacks_gguf(gaps, engine, task) else found
@@ -256,9 +256,11 @@ def _as_unpacked(found: Quantization, gaps: RequestResolver, engine: Engine, tas
     return replace(found, weights=ONE_SCALE.get(found.weights, found.weights), experts=True)
 
 
-def _quantizes_experts(gaps: RequestResolver, engine: Engine, task: str) -> bool:
-    """Whether stacked experts are quantized by bitsandbytes as they are loaded, which is training's."""
-    asked = bool(gaps.request.get("quantization.experts"))
+def _quantizes_experts(gaps: RequestResolver, model: ModelSpec | None, engine: Engine, task: str) -> bool:
+    """Whether stacked experts are quantized by bitsandbytes as they are loaded, which is training's; where no
+    layer has any, nobody's.
+    """
+    asked = bool(gaps.request.get("quantization.experts")) and (model is None or has_experts(model))
     if asked and (task != "train" or engine.layers is not None):
         why = f"is not modelled for {engine.name}"
         gaps.wrong("quantization.experts", True, why, "training with engine transformers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import memsheet
 from memsheet.questions.cures_of_jobs import what_helps
 from memsheet.questions.job import answer_job
+from memsheet.units import format_bytes
 
 CARD = "1xA100-80GB"
 
@@ -101,3 +103,34 @@ def test_a_template_is_told_to_divide_its_states_in_its_own_words() -> None:
     own = memsheet.job("trl-grpo", **said, engine="fsdp2")
     needs = [max(int(sheet.device.value) for sheet in one.sheets) for one in (told.answer, own)]
     assert needs[0] == needs[1]
+
+
+GRPO = """from trl import GRPOTrainer, GRPOConfig
+args = GRPOConfig(output_dir="o", per_device_train_batch_size=8, num_generations=8, max_completion_length=1024,
+    gradient_accumulation_steps=4, bf16=True, gradient_checkpointing=True, use_vllm=True,
+    vllm_mode="colocate", vllm_gpu_memory_utilization=0.4{more})
+trainer = GRPOTrainer(model="Qwen/Qwen2.5-3B-Instruct", reward_funcs=reward, args=args, train_dataset=ds)
+trainer.train()
+"""
+
+
+def checked_script(folder: Path, more: str = "", **flags: Any) -> Any:
+    (folder / "grpo.py").write_text(GRPO.format(more=more))
+    return memsheet.check(folder / "grpo.py", gpus="1xA100-80GB", **flags)
+
+
+def test_a_cure_that_leaves_prompts_open_names_what_says_them(tmp_path: Path) -> None:
+    """Typed with the rows that it names, the cure fits for sure."""
+    cure = next(one for rule, one in checked_script(tmp_path).mistakes if rule.id == "job-together")
+    rows = re.search(r"\(--seq-len (\d+) says so\)", cure.says)
+    assert rows
+    cured = checked_script(tmp_path, f", {cure.cure}", seq_len=int(rows[1]))
+    assert cured.answer.verdict.result is memsheet.Result.FITS
+
+
+def test_rows_that_leave_no_prompt_soften_nothing(tmp_path: Path) -> None:
+    plain, shorter = checked_script(tmp_path), checked_script(tmp_path, seq_len=640)
+    assert shorter.answer.verdict.device == plain.answer.verdict.device
+    assert "640 leave none beside an answer of 1,024" in shorter.doubt
+    least = format_bytes(int(plain.answer.verdict.device.low))
+    assert f"{least} at the least" in plain.doubt

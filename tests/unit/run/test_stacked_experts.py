@@ -72,10 +72,19 @@ def test_without_recompute_every_layers_matrices_are_kept() -> None:
     assert _made_whole(sheet(**EXPERTS)) > 2 * 2 * 16 * 3 * 128 * 256
 
 
+def test_where_no_layer_has_experts_none_are_quantized() -> None:
+    """A tool that quantizes them wherever there are any does nothing else."""
+    asked = {"gpus": "1xH100-80GB", "seq_len": 512, "lora_rank": 8, "quantize": "nf4"}
+    with_experts, plain = (
+        memsheet.train("llama-3.2-1b", **asked, fix=False, **more)
+        for more in ({"plan": {"quantization": {"experts": True}}}, {})
+    )
+    assert with_experts.plan == plain.plan
+
+
 @pytest.mark.parametrize(
     ("config", "asked", "words"),
     [
-        ("llama-3.2-1b", {}, "no layer has experts"),
         (TINY, {"quantization.weights": "int8"}, "not modelled of int8"),
         (TINY, {"engine": "fsdp2", "gpus": "2xH100-80GB", "precision.name": None}, "divides them"),
         (TINY, {"quantization.weights": None}, "quantization"),

@@ -213,6 +213,31 @@ def _layers_of_unsloth(asked: Values) -> Moved:
     )
 
 
+BLOCK, SCALE, PACKED = 64, 4, 4
+"""Elements that share a scale, its bytes where they are kept whole, and how many times fewer bytes four bits
+are than sixteen.
+"""
+
+
+def _experts_of_unsloth(asked: Values) -> Moved:
+    """A layer's experts are made whole one matrix at a time, or one expert, and again for backward; gpt-oss'
+    may keep scales in fp32 of every layer and join a layer's packed bytes (unslothai/unsloth-zoo ce232d6
+    unsloth_zoo/temporary_patches/moe_utils_bnb4bit.py:147-165, gpt_oss.py:918-986, 1963-1990).
+    """
+    whole = asked["@dequantized"]
+    scales = asked["@layers"] * (whole // 2) // BLOCK * SCALE + whole // PACKED
+    why = (
+        "Unsloth makes experts whole matrix by matrix or one at a time; the sheet is of all of a layer's "
+        "until it has run"
+    )
+    return Moved(
+        at="load_in_4bit",
+        why=why,
+        low_bytes=-whole,
+        high_bytes=scales if asked["@model_type"] == "gpt_oss" else 0,
+    )
+
+
 LEAST_OF_TABLE, MOST_OF_TABLE = 2 + 2, (4 + 2) + 4 + 8
 """Bytes an element of a table that Unsloth trains whole: in the place of the frozen one, which goes to the
 host, with a gradient in sixteen bits and moments in eight; or as a copy in fp32 beside it, cast for products,
@@ -262,6 +287,8 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield _whole_tables_move(str(named), asked)
     if values.get(f"{SCRIPT}.unsloth") is True:
         yield _pieces_of_unsloth(values, asked)
+    if values.get(f"{SCRIPT}.experts") is True and asked.get("@dequantized"):
+        yield _experts_of_unsloth(asked)
     if values.get(f"{SCRIPT}.{OWN_LAYERS}") is True and values.get("gradient_checkpointing") is not True:
         yield _layers_of_unsloth(asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
@@ -410,6 +437,7 @@ KEYS = (
             ("adapter_dtype", "adapter.dtype", "huggingface/trl f2cd577 trl/trainer/sft_trainer.py:1127-1130"),
             ("quantized", "quantization.weights", "utils/quantization_config.py, bnb_4bit_quant_type"),
             ("double_quant", "quantization.double_quant", "utils/quantization_config.py, bnb_4bit_use_double_quant"),
+            ("experts", "quantization.experts", "unslothai/unsloth-zoo ce232d6 unsloth_zoo/temporary_patches/moe_utils_bnb4bit.py:189-245"),
         )
     ),
 )  # fmt: skip

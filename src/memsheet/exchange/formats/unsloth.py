@@ -56,7 +56,8 @@ def _of_the_adapter(key: str, usual: Any = None) -> Any:
 WRITTEN = {
     f"{SCRIPT}.model": lambda asked: asked["@model"], f"{SCRIPT}.max_length": lambda asked: asked.get("seq_len"), f"{SCRIPT}.unsloth": lambda _: True, f"{SCRIPT}.{OWN_LAYERS}": lambda _: True,
     f"{SCRIPT}.dtype": _whole_dtype, f"{SCRIPT}.quantized": _stored_bits,
-    f"{SCRIPT}.double_quant": lambda asked: True if _stored_bits(asked) == "nf4" else None, f"{SCRIPT}.offload": _offloads_inputs,
+    f"{SCRIPT}.double_quant": lambda asked: True if _stored_bits(asked) == "nf4" else None, f"{SCRIPT}.experts": lambda asked: True if _stored_bits(asked) == "nf4" and asked.get("@experts") else None,
+    f"{SCRIPT}.offload": _offloads_inputs,
     f"{SCRIPT}.lora_rank": _of_the_adapter("adapter.rank"), f"{SCRIPT}.lora_targets": _of_the_adapter("adapter.targets"),
     f"{SCRIPT}.lora_dropout": _of_the_adapter("adapter.dropout", 0.0), "gradient_checkpointing": lambda asked: bool(_recompute_word(asked)),
     "bf16": lambda _: True, "fp16": lambda _: None, "fsdp": lambda _: None,
@@ -67,7 +68,9 @@ KEYS = tuple(replace(row, out=WRITTEN.get(row.at, row.out)) for row in TRAINER.k
 
 def _unsloth_plan_problems(asked: Values) -> Iterator[Problem]:
     if asked.get("@gpus", 1) > 1:
-        yield Problem(field="gpus", value=asked["@gpus"], reason="are more than this script trains on", hint="a plan of one GPU")  # fmt: skip
+        card = str(asked.get("gpus") or "CARD").rpartition("x")[2]
+        reason = "are more than this script trains on"
+        yield Problem(field="gpus", value=asked["@gpus"], reason=reason, hint=f"plan it with --gpus 1x{card}")
     if asked.get("attention") not in (None, *KERNELS):
         reason = "cannot be said to Unsloth, which chooses its own kernel (llama.py:2651)"
         yield Problem(field="attention", value=asked["attention"], reason=reason, hint="sdpa")

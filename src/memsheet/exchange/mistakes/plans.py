@@ -10,9 +10,11 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule, answer_fits
+from memsheet.exchange.shared.script_places import SCRIPT
 from memsheet.formulas.adapters import rotated_blocks
 from memsheet.plan.adapter_targets import passed_over_targets
 from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.layers import has_experts
 from memsheet.plan.model import Attention, Role
 from memsheet.plan.plan import GradientSync
 from memsheet.sheet import Component
@@ -129,12 +131,17 @@ WITHOUT_SCORES = {"sdpa": "sdpa", "flash_attention_2": "flash"}
 
 
 def _passed_over_targets(case: Case) -> Iterator[Found]:
-    """Names that peft finds no module for while it finds others."""
+    """Names that peft finds no module for while it finds others; Unsloth takes those of experts for their
+    stacked matrices (unslothai/unsloth 015bdef unsloth/models/_utils.py, get_moe_target_parameters).
+    """
     plan = case.trained
     engine = find_engine(plan.engine) if plan else None
     if case.model is None or plan is None or plan.adapter is None or engine is None:
         return
+    experts = has_experts(case.model)
     for name, read in case.reads.items():
+        if experts and read.values.get(f"{SCRIPT}.unsloth") is True:
+            continue  # it looks for the experts' matrices by these names itself
         asked = read.request.get(TARGETS) or ()
         gone = (
             [str(one) for one in asked if one not in plan.adapter.targets] if isinstance(asked, list) else []

@@ -11,11 +11,11 @@ from memsheet.exchange.mistakes.case import Case
 FLAGS = {
     "vllm": {
         "fraction": "--gpu-memory-utilization", "length": "--max-model-len", "sequences": "--max-num-seqs", "batch": "--max-num-batched-tokens",
-        "graphs": "--enforce-eager", "cache": "--kv-cache-dtype", "tp": "--tensor-parallel-size", "pp": "--pipeline-parallel-size", "page": "--block-size", "groups": "--data-parallel-size",
+        "graphs": "--enforce-eager", "cache": "--kv-cache-dtype", "tp": "--tensor-parallel-size", "pp": "--pipeline-parallel-size", "page": "--block-size", "groups": "--data-parallel-size", "copies": "--data-parallel-size",
     },
     "sglang": {
         "fraction": "--mem-fraction-static", "length": "--context-length", "sequences": "--max-running-requests", "batch": "--chunked-prefill-size",
-        "graphs": "--disable-cuda-graph", "cache": "--kv-cache-dtype", "tp": "--tp-size", "pp": "--pp-size", "page": "--page-size", "groups": "--attn-dp-size",
+        "graphs": "--disable-cuda-graph", "cache": "--kv-cache-dtype", "tp": "--tp-size", "pp": "--pp-size", "page": "--page-size", "groups": "--attn-dp-size", "copies": "--dp-size",
     },
 }  # fmt: skip
 

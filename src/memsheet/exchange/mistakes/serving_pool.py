@@ -148,12 +148,14 @@ def _other_ways(facts: Mapping[str, Any]) -> str:
 
 
 def _room_making_flags(facts: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:
-    """Another cache and more GPUs, where they were accounted and suffice for sure."""
-    for one in facts.get("makes_room", ()):
-        changes, sure = one["changes"], one["result"] == Result.FITS.value
-        if sure and changes.get("serving.kv_dtype"):
+    """Another cut, another cache and, where neither suffices, more GPUs: each accounted, and sure."""
+    ways = [one["changes"] for one in facts.get("makes_room", ()) if one["result"] == Result.FITS.value]
+    for changes in ways:
+        if changes.get("mesh.dp_replicate"):
+            yield f"{flags['tp']} {changes['mesh.tp']} with {flags['copies']} {changes['mesh.dp_replicate']}"
+        if changes.get("serving.kv_dtype"):
             yield f"{flags['cache']} {changes['serving.kv_dtype']}"
-        if sure and changes.get("gpus"):
+        if changes.get("gpus") and all("gpus" in other for other in ways):
             yield f"{changes['gpus']}" + f" with {flags['tp']} {changes['mesh.tp']}" * ("mesh.tp" in changes)
 
 
@@ -258,11 +260,13 @@ def more_than_the_pool_holds(case: Case) -> Iterator[Found]:
     worst, limit = int(held.get("worst") or 0), int(held.get("limit") or 0)
     if not worst or limit < FAR_ABOVE * worst:
         return
-    fewer = max(1, -(-FAR_ABOVE * worst // STEP) * STEP // 2)
+    fewer = worst
     usual = _costs_as_usual(case, answer, asked, fewer) if fewer < asked else False
     groups = int(answer.plan.mesh.attn_dp) if engine_of(answer.plan).serving.limits_all_groups else 1
     if usual is False or fewer * groups >= asked:
         return
+    each = int(facts.get("kv_tokens_low") or facts.get("kv_tokens") or 0) // limit // STEP * STEP
+    shorter = f", or requests of up to {each:,} tokens, which all have room" if each else ""
     length = (
         "of the lengths asked about"
         if "expected" in held
@@ -271,7 +275,7 @@ def more_than_the_pool_holds(case: Case) -> Iterator[Found]:
     for name, _, flags in server_commands(case):
         yield Found(
             where=f"{name}: {flags['sequences']}",
-            cure=f"{flags['sequences']} {fewer * groups}, or shorter requests",
+            cure=f"{flags['sequences']} {fewer * groups}{shorter}",
             changes={"serving.max_sequences": fewer * groups},
             says=(
                 f"up to {limit:,} start, and {worst:,} {length} have room: the others are preempted and "

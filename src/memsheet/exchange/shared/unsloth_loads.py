@@ -82,7 +82,11 @@ def unsloth_keys(module: Module, said: dict[str, Any], own: dict[str, Any]) -> d
 
 
 def unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
-    """Four bits, unless others or a whole fine-tune are asked for; scales quantized again."""
+    """Four bits, unless others or a whole fine-tune are asked for; scales quantized again. Experts are
+    quantized too: it makes stacked matrices of them bitsandbytes', and gpt-oss' linear layers
+    (unslothai/unsloth-zoo ce232d6 unsloth_zoo/temporary_patches/moe_utils_bnb4bit.py:189-245,
+    gpt_oss.py:812, 1237-1246).
+    """
     whole, eight, four = (
         load.get(name, usual)
         for name, usual in (("full_finetuning", False), ("load_in_8bit", False), ("load_in_4bit", True))
@@ -91,7 +95,7 @@ def unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
         return {BITS: "load_in_4bit"}
     if whole is True or not (eight or four):
         return {"dtype": "bfloat16"}
-    return {"quantized": "int8"} if eight else {"quantized": "nf4", "double_quant": True}
+    return {"quantized": "int8"} if eight else {"quantized": "nf4", "double_quant": True, "experts": True}
 
 
 def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:

@@ -183,6 +183,10 @@ class Units:
         return single_row(Component.GRADIENTS, group.name, self.plan.precision.gradients.nbytes(part))
 
 
+EACH_TENSOR = "fsdp_version 2 divides each tensor by itself, which is"
+"""What launchers call the way that has a sheet (accelerate 1.15.0 commands/launch.py:514)."""
+
+
 def check_flat_shards(plan: Plan) -> None:
     """Raises InputError for what a flat parameter of one dtype that trains does not hold, or is not modelled
     in one.
@@ -191,14 +195,14 @@ def check_flat_shards(plan: Plan) -> None:
         raise input_error(
             "adapter.rank",
             plan.adapter.rank,
-            "trains a part of a flat parameter, which is not modelled",
+            f"trains a part of a flat parameter, which is not modelled: {EACH_TENSOR}",
             "engine fsdp2",
         )
     if plan.quantization is not None:
         raise input_error(
             "quantization.weights",
             plan.quantization.weights.name,
-            "is not modelled in a flat parameter",
+            f"is not modelled in a flat parameter: {EACH_TENSOR}",
             "engine fsdp2",
         )
 

@@ -152,7 +152,9 @@ def generating_document(
         "notes": [] if own else grpo_notes(options),
     }
     group = (f"{GROUP} is not told: counted with {options[GROUP]}",) if values.get(GROUP) == UNSET else ()
-    words = (*_open_words(values, served=served, said=said), *group, *_width_words(rewards, actor))
+    longest = options["max_completion_length"]
+    unsaid = _open_words(values, served=served, said=said, answer=longest)
+    words = (*unsaid, *group, *_width_words(rewards, actor))
     over = (OF_REWARDS,) if rewards else ()
     return Made(
         document,
@@ -182,8 +184,16 @@ def _rows_are_said(values: Values, actor: Mapping[str, Any], options: Mapping[st
     )
 
 
-def _open_words(values: Values, *, served: bool, said: bool) -> list[str]:
-    found = [] if said else [UNSAID_PROMPT]
+def _unsaid_prompt(values: Values, answer: int) -> str:
+    """That nobody says how long prompts are, or that what is said leaves no room for one."""
+    length = values.get("@seq_len")
+    if isinstance(length, int) and length <= answer:
+        return f"{UNSAID_PROMPT[:-1]}, and {length:,} leave none beside an answer of {answer:,})"
+    return UNSAID_PROMPT
+
+
+def _open_words(values: Values, *, served: bool, said: bool, answer: int = 0) -> list[str]:
+    found = [] if said else [_unsaid_prompt(values, answer)]
     if served and values.get("vllm_mode") is None and card_of_its_own(values) is None:
         found.append(UNSAID_MODE)
     if values.get("judge") is not None:

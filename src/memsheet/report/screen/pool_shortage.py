@@ -19,7 +19,7 @@ LENGTHS = dict.fromkeys(
     ("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens")
 )
 """What says how long sequences are, which another length takes the place of."""
-SEQUENCES = "serving.max_sequences"
+SEQUENCES, WEIGHTS = "serving.max_sequences", "quantization.weights"
 MOST, WORTH = 5, 0.1
 """Changes that are shown, and the share of what is missing that one gives to be worth a line where it does
 not suffice.
@@ -170,7 +170,8 @@ def _as_asked(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator
 
 
 def _pool_fix_lines(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
-    """Changes that were accounted again, those that suffice first. Where nobody asked for sequences at once,
+    """Changes that were accounted again, those that suffice first; more GPUs only where no change of the same
+    model on these suffices. Where nobody asked for sequences at once,
     fewer are said in the engine's word, which asks for none.
     """
     serving: Mapping[str, Any] = answer.serving or {}
@@ -184,13 +185,26 @@ def _pool_fix_lines(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
         for one in serving.get("makes_room", ())
         if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value
     ][:MOST]
-    rows = [
+    together = serving.get("makes_room_together")
+    sure = [one for one in told if one["result"] == Result.FITS.value and "gpus" not in one["changes"]]
+    sure.sort(key=lambda one: bool(one["changes"].get(WEIGHTS)))  # the same weights before others
+    rows = [(change_line(one["changes"], look, "infer", words), _pool_fix_effect(one, look)) for one in sure]
+    rows += [
         (change_line(changes, look, "infer"), gives)
         for changes, gives in _shorter_sequence_fixes(serving, short)
     ]
-    rows += [(change_line(one["changes"], look, "infer", words), _pool_fix_effect(one, look)) for one in told]
-    together = serving.get("makes_room_together")
-    if not rows and not together:
+    same_model = any(not one["changes"].get(WEIGHTS) for one in sure)
+    rest = [
+        (change_line(one["changes"], look, "infer", words), _pool_fix_effect(one, look))
+        for one in told
+        if one not in sure and not (same_model and "gpus" in one["changes"])
+    ]
+    if together:
+        line = change_line(together["changes"], look, "infer", words)
+        several = [(line, f"together {_pool_fix_effect(together, look)}")]
+        rest = rest + several if "gpus" in together["changes"] else several + rest
+    rows += rest
+    if not rows:
         makes = "makes room" if short.value > 0 else "makes it sure to start"
         yield f"Nothing that was tried {makes}: no shorter sequence, no other format, no more GPUs."
         return
@@ -204,12 +218,6 @@ def _pool_fix_lines(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
             if len(line) <= look.width
             else f"{wrap_command_line(flags, look.width, indent=2)}\n      {gives}"
         )
-    if together:
-        line = change_line(together["changes"], look, "infer", words)
-        yield (
-            f"{wrap_command_line(line, look.width, indent=2)}\n      together "
-            f"{_pool_fix_effect(together, look)}"
-        )
 
 
 def _shorter_sequence_fixes(
@@ -220,7 +228,13 @@ def _shorter_sequence_fixes(
     """
     sure, expected = serving.get("longest_that_fits"), serving.get("longest_expected")
     if sure:
-        yield {**LENGTHS, "serving.max_model_len": sure}, "the longest with which it is sure to start"
+        more = (
+            f"; up to {expected} is expected to" if expected and expected > sure and short.value > 0 else ""
+        )
+        yield (
+            {**LENGTHS, "serving.max_model_len": sure},
+            f"the longest with which it is sure to start{more}",
+        )
     elif expected and short.value > 0:
         yield {**LENGTHS, "serving.max_model_len": expected}, "the longest that is expected to start"
 

@@ -12,7 +12,7 @@ from memsheet.budget import Answer
 from memsheet.plan.engine_registry import engine_of
 from memsheet.report.screen.draft_words import drafting_lines
 from memsheet.report.screen.layout import join_phrases
-from memsheet.report.screen.token_words import token_factors
+from memsheet.report.screen.token_words import token_factors, windowed_token_words
 from memsheet.report.shared.look import Look
 from memsheet.units import format_count
 
@@ -72,6 +72,9 @@ def _token_cache_phrases(answer: Answer, per_token: int, look: Look) -> Iterator
     factors = token_factors(answer.model, plan.cache.kv_dtype, per_token) if plan.cache.kv_dtype else ""
     said = f"A token takes {look.need(per_token, 2)} of cache in one replica{_rank_cache_share(answer, look)}"
     yield join_phrases((f"{said}:", f"{factors}.") if factors else (f"{said}.",), look.width, between=" ")
+    whole = per_token * int(plan.serving.max_model_len or 0)
+    if plan.cache.kv_dtype and int((answer.serving or {}).get("kv_bytes_per_sequence") or whole) < whole:
+        yield from windowed_token_words(answer.model, plan.cache.kv_dtype, look)
 
 
 def prompt_lines(answer: Answer, look: Look) -> Iterator[str]:

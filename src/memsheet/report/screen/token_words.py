@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec
+from memsheet.report.screen.layout import join_phrases
+from memsheet.report.shared.look import Look
 
 SHOWN = 2
 """Kinds of layers on the line; with more, the sum says less than it hides."""
@@ -28,6 +31,22 @@ def token_factors(spec: ModelSpec, dtype: DType, total_bytes: int) -> str:
         " × ".join((f"{layers} layers", *(word for _, word in factors), f"{size} bytes"))
         for factors, layers in counts.items()
     )
+
+
+def windowed_token_words(spec: ModelSpec, dtype: DType, look: Look) -> Iterator[str]:
+    """What a token takes beyond the window of layers that keep no more than that, where they all have one
+    window and an engine keeps no more of them; nothing of other models.
+    """
+    held = [(mixer, layers) for _, mixer, layers in caching_layers(spec) if kv_elements_per_token(mixer)]
+    windows = {mixer.window for mixer, _ in held if isinstance(mixer, Attention) and mixer.window}
+    whole = [(mixer, n) for mixer, n in held if not (isinstance(mixer, Attention) and mixer.window)]
+    if len(windows) != 1:
+        return
+    a_token = sum(n * int(dtype.nbytes(kv_elements_per_token(mixer))) for mixer, n in whole)
+    layers = sum(n for _, n in whole)
+    beyond = f"Beyond a window of {windows.pop():,} tokens it takes"
+    told = (f"{beyond} {look.need(a_token, 2)},", f"of the {layers} layers without one.")
+    yield join_phrases(told if layers else (f"{beyond} no more.",), look.width, between=" ")
 
 
 def _cache_element_factors(mixer: Mixer) -> tuple[tuple[int, str], ...]:

@@ -47,11 +47,18 @@ def change_line(
     told = _replacing_line(" ".join(found.old), " ".join(found.new)) if found.old or found.new else ""
     if told and not left:
         return told
+    if list(left) == [STORED] and left[STORED] is not None and not _is_typed(STORED, look):
+        stored = (
+            f"serve  a checkpoint stored in {left[STORED]} (--quantize {left[STORED]} here accounts for it)"
+        )
+        return f"{stored}, and in the command {told}" if told else stored
     own = _own_line(left or changes, look, task, words)
     own += OWN_FLAG * bool((left or changes).keys() - {*MACHINES})
     return f"{own}, and in the command {told}" if told else own
 
 
+STORED = "quantization.weights"
+"""What a server reads in its checkpoint, where its command has no word for making it so."""
 OWN_FLAG = " (memsheet's own flag)"
 """Said of what a server's command has no word for."""
 

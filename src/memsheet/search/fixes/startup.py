@@ -20,6 +20,7 @@ from memsheet.plan.plan import Plan
 from memsheet.resolve import resolve_request
 from memsheet.resolve.length import derived_max_length
 from memsheet.search.serve.asked_sequences import asked_sequences
+from memsheet.search.train.space import divisors
 from memsheet.sheet import Bytes
 
 Changes = Mapping[str, Any]
@@ -108,6 +109,7 @@ def _startup_changes_by_kind(
     plan: Plan, cluster: Cluster, request: Mapping[str, Any]
 ) -> Iterator[list[Changes]]:
     """Changes of one kind, the mildest first."""
+    yield list(_fewer_replicas(plan))
     if (
         plan.cache.kv_dtype is not None
         and plan.cache.kv_dtype.bits >= 16
@@ -126,7 +128,8 @@ def _startup_changes_by_kind(
             )
         ]  # as released, which may take less
     bits = plan.quantization.weights.bits if plan.quantization is not None else plan.precision.parameters.bits
-    yield [{"quantization.weights": name} for name in FEWER_BITS.get(bits, ())]
+    for name in FEWER_BITS.get(bits, ()):
+        yield [{"quantization.weights": name}]
     yield [
         {"serving.memory_fraction": share} for share in FRACTIONS if share > (plan.cache.memory_fraction or 1)
     ]
@@ -149,6 +152,14 @@ def _startup_changes_by_kind(
             }
         ]
     yield list(_more_gpus(plan, cluster, request))
+
+
+def _fewer_replicas(plan: Plan) -> Iterator[Changes]:
+    """The same GPUs with fewer copies of the model, each cut over more of them."""
+    copies, tp = int(plan.mesh.dp_replicate), int(plan.mesh.tp)
+    for left in reversed(divisors(copies)):
+        if left < copies:
+            yield {"mesh.tp": tp * copies // left, "mesh.dp_replicate": left}
 
 
 def _more_gpus(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[Changes]:
@@ -179,9 +190,10 @@ def _combined_startup_changes(
     """Changes by what they free, one after another, on the fewest GPUs with which it is sure to start then,
     less those that are not needed; None where it never is.
     """
-    kept = [
-        one.changes for one in sorted(order, key=lambda found: found.lacks.value) if "gpus" not in one.changes
-    ]
+    kept = list[Changes]()
+    for changes in (held.changes for held in sorted(order, key=lambda held: held.lacks.value)):
+        if not {"gpus", *(key for other in kept for key in other)} & changes.keys():
+            kept.append(changes)
     ways = ((kept[:many], more) for more in ({}, *gpus) for many in range(1, len(kept) + 1))
     tried = ((several, more, _all_of(model, request, cluster, [*several, more])) for several, more in ways)
     kept, more, found = next((one for one in tried if one[2] is not None), ([], {}, None))

@@ -178,8 +178,8 @@ def _prompt_range_notes(target: Target, request: Mapping[str, Any], solution: So
         )
         return (
             (
-                f"at once are all sequences at {length}: a server starts more and computes some again when "
-                "its pool is full"
+                f"sequences are counted at {length} each: a server starts more of them, and computes some "
+                "again when its pool is full"
             ),
         )
     if target.task == "train" or request.get("serving.prompt_tokens") is not None:

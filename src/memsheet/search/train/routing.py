@@ -62,9 +62,10 @@ def routing_notes(
         and _fits_when_even(partial(spread_sheet, Spread.BALANCED), plan, cluster, replays=replays)
         else "matters"
     )
+    room = ", which fits," if uneven <= cluster.device.framework_low_bytes else ""
     said = (
-        f"expert routing {decides}: {format_bytes(even)} a GPU when even, {format_bytes(uneven)} where a "
-        f"rank is given {shares} (the fullest "
+        f"expert routing {decides}: {format_bytes(even)} a GPU when even, {format_bytes(uneven)}{room} "
+        f"where a rank is given {shares} (the fullest "
         f"expert under an auxiliary loss, over all batches: MaxVio {MAX_VIOLATION:g}, arXiv:2408.15664, "
         f"table 2), {format_bytes(worst)} where all tokens choose its experts; "
         f"{decree}; {bound}"

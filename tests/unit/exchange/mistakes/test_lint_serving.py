@@ -4,6 +4,7 @@ none.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,24 @@ def test_fewer_sequences_are_fewer(count: int, tmp_path: Path) -> None:
     ours = [one for rule, one in found.mistakes if rule.id == "preempted-sequences"]
     assert all(int(one.changes["serving.max_sequences"]) < count for one in ours)
     assert ours or count < 64
+
+
+@pytest.mark.parametrize("gpus", ["1xL4", "1xA100-40GB", "1xH100-80GB"])
+def test_as_many_sequences_as_have_room_are_named(gpus: str, tmp_path: Path) -> None:
+    """Not half of what may start: the cure, typed, leaves none to be preempted, of its length or shorter."""
+    command = f"{V} --max-model-len 32768"
+    before = checked(tmp_path, f"{command} --max-num-seqs 200", gpus=gpus)
+    cure = next(one.cure for rule, one in before.mistakes if rule.id == "preempted-sequences")
+    count, tokens = re.fullmatch(
+        r"--max-num-seqs (\d+), or requests of up to ([\d,]+) tokens, which all have room", cure
+    ).groups()
+    fewer = checked(tmp_path, f"{command} --max-num-seqs {count}", gpus=gpus).answer
+    assert fewer is not None
+    assert not fewer.serving["capacity"]["preempts"]
+    length = int(tokens.replace(",", ""))
+    shorter = checked(tmp_path, f"{V} --max-model-len {length} --max-num-seqs 200", gpus=gpus).answer
+    assert shorter is not None
+    assert not shorter.serving["capacity"]["preempts"]
 
 
 LONG = (

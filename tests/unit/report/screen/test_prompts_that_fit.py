@@ -63,6 +63,24 @@ def test_factors_multiply_to_the_bytes_of_a_token(name: str, total: int, words: 
     assert token_factors(spec, BF16, total + 1) == ""  # never factors that come to something else
 
 
+@pytest.mark.parametrize(
+    ("name", "beyond"),
+    [
+        ("gemma-3-27b", "Beyond a window of 1,024 tokens it takes 80.00 KiB, of the 10 layers without one."),
+        ("mistral-7b", "Beyond a window of 4,096 tokens it takes no more."),
+        ("llama-3.1-8b", ""),
+    ],
+)
+def test_a_window_ends_what_a_token_takes(name: str, beyond: str) -> None:
+    answer = memsheet.infer(name, gpus="1xH100-80GB", engine="vllm")
+    screen = " ".join(render_answer(answer, Look(width=100)).split())
+    assert beyond in screen
+    assert ("Beyond a window" in screen) == bool(beyond)
+    serving = answer.serving or {}
+    whole = int(serving["kv_bytes_per_token"]) * int(answer.plan.serving.max_model_len)
+    assert (int(serving["kv_bytes_per_sequence"]) < whole) == bool(beyond)
+
+
 def test_a_pool_that_is_too_small_is_the_headline() -> None:
     screen = render_answer(memsheet.infer("gemma-3-27b", gpus="1xH100-80GB", engine="vllm"), Look(width=100))
     assert screen.startswith("DOES NOT FIT")

@@ -197,7 +197,8 @@ def verl_plan_problems(asked: Values, made: Mapping[str, Any]) -> Iterator[Probl
         reason = (
             f"cannot be said to verl, which pads words to {padded} (models/mcore/model_initializer.py:77)"
         )
-        yield Problem(field="vocab_multiple", value=asked["vocab_multiple"], reason=reason, hint=str(padded))
+        value = asked.get("vocab_multiple")
+        yield Problem(field="vocab_multiple", value=value, reason=reason, hint=str(padded))
 
 
 def _override_text(at: str, value: Any) -> str:

@@ -123,7 +123,6 @@ def expert_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     kinds = {block.kind for block in spec.blocks() if isinstance(block.feed_forward, Moe)}
     others = sorted(kinds - (ROUTED - {LLAMA4}))
     reasons = [
-        ("has no meaning where no layer has experts", not kinds, "leave it out"),
         (f"is not modelled of {', '.join(others)}", bool(others), "leave it out"),
         (f"is not modelled of {plan.quantization.weights.name}", plan.quantization.weights not in FOUR_BITS, "nf4"),
         (f"is not modelled where {plan.engine} divides them", engine_of(plan).sharding.gathers or plan.zero == 3, "zero 2"),

@@ -62,6 +62,8 @@ def _ranking_sections(advice: Advice, look: Look, tokens: int | None) -> Iterato
     yield command_row("Run", plan_command(ranking, best), look)
     if ranking.plans:
         yield _plan_ranking_table(ranking, look)
+        if sum(map(ranking.equals, ranking.plans)) > 1:
+            yield _advice_paragraph((EQUALS,), look)
     if ranking.unsure:
         yield _unsure_table(ranking, look)
     if ranking.uneven is not None:
@@ -179,6 +181,9 @@ def ranking_rows(ranking: Ranking, look: Look) -> Iterator[tuple[str, ...]]:
                 f"{float(time.mfu):.0%}",
             )
         yield *figures, look.cell(planned.verdict.device.value), plan_summary(planned)
+
+
+EQUALS = "= times that cannot be told apart: of these plans the simplest is named first"
 
 
 def _plan_ranking_table(ranking: Ranking, look: Look) -> RenderableType:
