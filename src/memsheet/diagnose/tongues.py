@@ -110,17 +110,17 @@ _LATE = late_pattern(
 """A step, an epoch, a time that is not the first."""
 
 
-def _pattern_of(name: str) -> re.Pattern[str]:
+def _tongue_pattern(name: str) -> re.Pattern[str]:
     stems = STEMS[name]
     spaced = "|".join(said for tongue, said in stems.items() if tongue not in (*_WITHOUT_SPACES, ""))
     bare = "|".join(said for tongue, said in stems.items() if tongue in (*_WITHOUT_SPACES, ""))
     return late_pattern(rf"\b(?:{spaced})|{bare}", re.IGNORECASE)
 
 
-_PATTERNS = {name: _pattern_of(name) for name in STEMS}
+_PATTERNS = {name: _tongue_pattern(name) for name in STEMS}
 
 
-def _parts(pattern: re.Pattern[str], text: str) -> Iterator[str]:
+def _word_parts(pattern: re.Pattern[str], text: str) -> Iterator[str]:
     begun = 0
     for found in pattern.finditer(text):
         yield text[begun : found.start()]
@@ -129,9 +129,9 @@ def _parts(pattern: re.Pattern[str], text: str) -> Iterator[str]:
 
 
 def _clauses(text: str) -> Iterator[str]:
-    for sentence in _parts(_SENTENCE, text):
+    for sentence in _word_parts(_SENTENCE, text):
         if len(sentence) <= LONGEST:
-            yield from _parts(_CLAUSE, sentence)
+            yield from _word_parts(_CLAUSE, sentence)
 
 
 LONGEST = 400

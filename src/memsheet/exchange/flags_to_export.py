@@ -38,7 +38,7 @@ def with_flags_to_export(
     changed = _sayable_plan(problems, asked, found, made)
     if changed is None:
         return list(problems)
-    words = list(dict.fromkeys(_flag_words(asked, changed)))
+    words = list(dict.fromkeys(_export_flag_words(asked, changed)))
     if "" in words:
         words = [f"--engine {library}"] if library in LIBRARY_DEFAULTS else []
     hint = f"plan it with {' '.join(words)}"
@@ -93,7 +93,7 @@ def _differs(asked: Asked, changed: Asked, group: str) -> bool:
     return any(asked.get(key) != changed.get(key) for key in keys)
 
 
-def _flag_words(asked: Asked, changed: Asked) -> Iterator[str]:
+def _export_flag_words(asked: Asked, changed: Asked) -> Iterator[str]:
     """Flags of what differs, each with its value; an empty one for what no flag says."""
     for key in dict.fromkeys((*asked, *changed)):
         group = key.partition(".")[0]

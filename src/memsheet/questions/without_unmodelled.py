@@ -100,7 +100,7 @@ def answer_without(
             full = request.get(FULL) if FULL not in kept else None
             changed = [key for key in {*request, *kept} if request.get(key) != kept.get(key)]
             least = least_of(answer, changed) if answer.verdict else 0
-            over = _passed_over(request, kept, answer) | _without_experts(request, kept, answer)
+            over = _passed_over(request, kept, answer) | _without_expert_keys(request, kept, answer)
             over |= _by_same_kernel(request, kept, answer, words)
             doubts = [one for one in dict.fromkeys(words) if one not in over]
             most = _most_with_tables(answer, full)
@@ -128,7 +128,7 @@ def _passed_over(request: Mapping[str, Any], kept: Mapping[str, Any], answer: An
     }
 
 
-def _without_experts(request: Mapping[str, Any], kept: Mapping[str, Any], answer: Answer) -> dict[str, str]:
+def _without_expert_keys(request: Mapping[str, Any], kept: Mapping[str, Any], answer: Answer) -> dict[str, str]:
     """What was left out of how experts are run, as remarks, by how each is told where there may be some: a
     model whose layers have none runs nothing of it.
     """

@@ -109,7 +109,7 @@ def _against_limit(of: _Case) -> Iterator[Cure]:
     yield expandable_cure(of.figures, of.signs, of.who, covered=within, why=why)
 
 
-def _on_host(of: _Case) -> Iterator[Cure]:
+def _moved_to_host(of: _Case) -> Iterator[Cure]:
     if of.signs.windows:
         yield PAGE_FILE
     yield from (MORE_HOST, SMALLER_BATCH)
@@ -172,7 +172,7 @@ def _against_need(of: _Case) -> Iterator[Cure]:
 
 
 _BY_CAUSE: Mapping[Cause, Callable[[_Case], Iterator[Cure]]] = {
-    Cause.LIMIT_SET: _against_limit, Cause.NOT_GPU_MEMORY: _on_host, Cause.OTHER_PROCESS: _against_others, Cause.OUTSIDE_ALLOCATOR: _outside_allocator,
+    Cause.LIMIT_SET: _against_limit, Cause.NOT_GPU_MEMORY: _moved_to_host, Cause.OTHER_PROCESS: _against_others, Cause.OUTSIDE_ALLOCATOR: _outside_allocator,
     Cause.FRAGMENTATION: _in_pieces, Cause.WAKE_UP_RACE: _at_wake_up, Cause.ENGINE_UNDERPROVISION: _before_cache, Cause.ENGINE_OVERCOMMIT: _beside_cache,
     Cause.LEAK: _against_growth, Cause.REGIME_CHANGE: _in_new_regime, Cause.REAL_NEED: _against_need,
 }  # fmt: skip

@@ -125,7 +125,7 @@ def _refused_beside_others(judged: Judgement, held: str, log: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _refused_buffer(message: Message, log: Log) -> Judgement:
+def _refused_llama_buffer(message: Message, log: Log) -> Judgement:
     asked, kind = message.facts.get("asked"), _buffer_kind(message, log)
     component, path, words = _WORDS.get(kind, ("temporaries", "buffer", "a buffer"))
     free = _free_on_card(log, message)
@@ -204,9 +204,9 @@ def retry_succeeds(message: Message, log: Log) -> bool:
 
 
 FORMS = (
-    Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice\d{{1,3}}:cudaMallocfailed"), _refused_buffer, {"asked": "MiB"}),
+    Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice\d{{1,3}}:cudaMallocfailed"), _refused_llama_buffer, {"asked": "MiB"}),
     Form("llama host", re.compile(r"failedtoallocateCPUbuffer|unabletoallocateCPU|failedtoallocatebufferofsize\d{1,18}\S{0,20}?CPU"), _host_buffer),
-    Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused_buffer, {"asked": "bytes"}),
-    Form("llama", re.compile(r"failedtoallocatebufferforkvcache"), _refused_buffer),
-    Form("llama", re.compile(r"unabletoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}buffer"), _refused_buffer),
+    Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused_llama_buffer, {"asked": "bytes"}),
+    Form("llama", re.compile(r"failedtoallocatebufferforkvcache"), _refused_llama_buffer),
+    Form("llama", re.compile(r"unabletoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}buffer"), _refused_llama_buffer),
 )  # fmt: skip

@@ -85,7 +85,7 @@ def _series_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
         before, behind = text[max(0, found.start() - AROUND) : found.start()], text[found.end() :][:AROUND]
         around = before + _SENTENCE_END.split(behind, 1)[0]
         if _EACH.search(around) and not _OF_SETTINGS.search(around):
-            yield _sizes_of(_PART.findall(found.group()))
+            yield _spoken_sizes(_PART.findall(found.group()))
 
 
 def _pairs_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
@@ -111,8 +111,8 @@ def _pairs_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
         long = _LONG_ROUND.match(row[0]["round"] or "") or apart >= FAR_APART
         if len(row) < (FEWEST if long else ENOUGH + 1) or _OF_SETTINGS.search(around):
             continue
-        sizes = _sizes_of([(each["size"], each["unit"]) for each in row])
-        behind = _sizes_of([(each["size"], each["unit"]) for later in rows[place + 1 :] for each in later])
+        sizes = _spoken_sizes([(each["size"], each["unit"]) for each in row])
+        behind = _spoken_sizes([(each["size"], each["unit"]) for later in rows[place + 1 :] for each in later])
         if sizes and all(each.middle > sizes[-1].middle for each in behind):
             yield sizes
 
@@ -121,7 +121,7 @@ def _count_of(found: re.Match[str]) -> int:
     return int(found["count"] or found["place"])
 
 
-def _sizes_of(figures: Sequence[tuple[str, str]]) -> tuple[Interval, ...]:
+def _spoken_sizes(figures: Sequence[tuple[str, str]]) -> tuple[Interval, ...]:
     """Figures as sizes; one without a unit has that of the next that says one, else of the last."""
     units = [unit for _, unit in figures]
     if not any(units):

@@ -44,7 +44,7 @@ def given_by_command(module: Module, function: Function) -> dict[str, Any]:
     """Parameters of a command that are given a value where it is started, by their names."""
     if not module.given or not is_command(module, function):
         return {}
-    names = {flag: parameter for parameter, flags in _flags_of(function) for flag in flags}
+    names = {flag: parameter for parameter, flags in _function_flags(function) for flag in flags}
     return {names[flag]: held for flag, held in module.given.items() if flag in names}
 
 
@@ -78,16 +78,16 @@ def _click_parameter(node: ast.Call) -> str:
     """The parameter of an option: a name without dashes, else the first with two, else the first
     (pallets/click core.py, Option._parse_decls).
     """
-    words = _words_of(node)
+    words = _command_words(node)
     plain = [word for word in words if not word.startswith("-")]
     long = [word.split("/")[0] for word in words if word.startswith("--")]
     return next(iter([*plain, *long, *words]), "").lstrip("-").replace("-", "_").lower()
 
 
-def _flags_of(function: Function) -> Iterator[tuple[str, set[str]]]:
+def _function_flags(function: Function) -> Iterator[tuple[str, set[str]]]:
     """Parameters with the flags that they are given by, without dashes."""
     by_decorator = {
-        _click_parameter(node): set(map(_as_name, _words_of(node)))
+        _click_parameter(node): set(map(_as_name, _command_words(node)))
         for node in function.decorator_list
         if isinstance(node, ast.Call) and _decorator_path(node)[-1:] in DECORATORS
     }
@@ -97,11 +97,11 @@ def _flags_of(function: Function) -> Iterator[tuple[str, set[str]]]:
         *zip(arguments, defaults, strict=True),
         *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True),
     ):
-        own = set(map(_as_name, _words_of(default))) if isinstance(default, ast.Call) else set[str]()
+        own = set(map(_as_name, _command_words(default))) if isinstance(default, ast.Call) else set[str]()
         yield held.arg, {held.arg, *own, *by_decorator.get(held.arg, ())}
 
 
-def _words_of(node: ast.Call) -> list[str]:
+def _command_words(node: ast.Call) -> list[str]:
     """Texts that a call is given as they stand, which of an option are its names."""
     return [
         held.value for held in node.args if isinstance(held, ast.Constant) and isinstance(held.value, str)

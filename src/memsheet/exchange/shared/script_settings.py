@@ -45,7 +45,7 @@ def script_settings(text: str) -> Mapping[str, Any]:
             usual = default_parameter_values(module, function, module.names, 0)
             flags |= {name.lower(): held for name, held in usual.items() if _is_plain(held)}
     groups: dict[str, dict[str, Any]] = {}
-    for name, values in [*_classes_of(module), *_calls_of(module)][:MOST_GROUPS]:
+    for name, values in [*_classes_of(module), *_setting_calls(module)][:MOST_GROUPS]:
         groups.setdefault(name, {}).update(
             {at: held for at, held in values.items() if at not in groups[name]}
         )
@@ -55,11 +55,11 @@ def script_settings(text: str) -> Mapping[str, Any]:
 def _classes_of(module: Module) -> Iterator[tuple[str, dict[str, Any]]]:
     for node in module.tree.body:
         if isinstance(node, ast.ClassDef):
-            held = (_field_of(module, one) for one in node.body)
+            held = (_setting_field(module, one) for one in node.body)
             yield _group_name(node.name), {name: value for name, value in held if value is not None}
 
 
-def _field_of(module: Module, node: ast.stmt) -> tuple[str, Any]:
+def _setting_field(module: Module, node: ast.stmt) -> tuple[str, Any]:
     match node:
         case (
             ast.AnnAssign(target=ast.Name(id=name), value=value)
@@ -69,7 +69,7 @@ def _field_of(module: Module, node: ast.stmt) -> tuple[str, Any]:
     return "", None
 
 
-def _calls_of(module: Module) -> Iterator[tuple[str, dict[str, Any]]]:
+def _setting_calls(module: Module) -> Iterator[tuple[str, dict[str, Any]]]:
     for node, path, _ in module.sites:
         if node.keywords and path[-1] not in _DECLARES:
             held = ((one.arg, _plain_value(module, one.value)) for one in node.keywords)

@@ -153,8 +153,8 @@ def generating_document(
     }
     group = (f"{GROUP} is not told: counted with {options[GROUP]}",) if values.get(GROUP) == UNSET else ()
     longest = options["max_completion_length"]
-    unsaid = _open_words(values, served=served, said=said, answer=longest)
-    words = (*unsaid, *group, *_width_words(rewards, actor))
+    left_open = _open_words(values, served=served, said=said, answer=longest)
+    words = (*left_open, *group, *_width_words(rewards, actor))
     over = (OF_REWARDS,) if rewards else ()
     return Made(
         document,

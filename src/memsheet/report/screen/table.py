@@ -135,11 +135,11 @@ def answer_headline(answer: Answer, sheet: Sheet, look: Look) -> Headline:
         else ()
     )
     left = pool_lacks(answer, look) or headroom_phrase(cluster.device, verdict, look)
-    tensors = beside_segments(verdict, sheet, cluster)
+    without = beside_segments(verdict, sheet, cluster)
     for note in deciding_notes(answer)[:1]:
-        left = f"{note.partition(':')[0]} · {left}" if tensors is None else note.partition(":")[0]
+        left = f"{note.partition(':')[0]} · {left}" if without is None else note.partition(":")[0]
     last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
-    needs = need_and_room(cluster.device, verdict, look, tensors)
+    needs = need_and_room(cluster.device, verdict, look, without)
     return Headline(word, style, (*host, *request_end(answer), *needs, left, *last))
 
 

@@ -109,7 +109,7 @@ def _startup_changes_by_kind(
     plan: Plan, cluster: Cluster, request: Mapping[str, Any]
 ) -> Iterator[list[Changes]]:
     """Changes of one kind, the mildest first."""
-    yield list(_fewer_replicas(plan))
+    yield list(_replicas_as_ranks(plan))
     if (
         plan.cache.kv_dtype is not None
         and plan.cache.kv_dtype.bits >= 16
@@ -154,7 +154,7 @@ def _startup_changes_by_kind(
     yield list(_more_gpus(plan, cluster, request))
 
 
-def _fewer_replicas(plan: Plan) -> Iterator[Changes]:
+def _replicas_as_ranks(plan: Plan) -> Iterator[Changes]:
     """The same GPUs with fewer copies of the model, each cut over more of them."""
     copies, tp = int(plan.mesh.dp_replicate), int(plan.mesh.tp)
     for left in reversed(divisors(copies)):
