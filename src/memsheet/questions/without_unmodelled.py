@@ -128,7 +128,9 @@ def _passed_over(request: Mapping[str, Any], kept: Mapping[str, Any], answer: An
     }
 
 
-def _without_expert_keys(request: Mapping[str, Any], kept: Mapping[str, Any], answer: Answer) -> dict[str, str]:
+def _without_expert_keys(
+    request: Mapping[str, Any], kept: Mapping[str, Any], answer: Answer
+) -> dict[str, str]:
     """What was left out of how experts are run, as remarks, by how each is told where there may be some: a
     model whose layers have none runs nothing of it.
     """

@@ -112,7 +112,9 @@ def _pairs_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
         if len(row) < (FEWEST if long else ENOUGH + 1) or _OF_SETTINGS.search(around):
             continue
         sizes = _spoken_sizes([(each["size"], each["unit"]) for each in row])
-        behind = _spoken_sizes([(each["size"], each["unit"]) for later in rows[place + 1 :] for each in later])
+        behind = _spoken_sizes(
+            [(each["size"], each["unit"]) for later in rows[place + 1 :] for each in later]
+        )
         if sizes and all(each.middle > sizes[-1].middle for each in behind):
             yield sizes
 
