@@ -221,6 +221,15 @@ def bytes_beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
     )
 
 
+def refusal_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | None) -> Doubt:
+    """Whether the program takes the files at all: the release that the sheet is of would not."""
+    told = [f"{found.where} {found.says}" for _, found in mistakes if found.may_stop]
+    if not told or answer is None or answer.verdict is None:
+        return Doubt("")
+    device = answer.verdict.device
+    return Doubt("; ".join(told), int(device.low), int(device.high))
+
+
 def host_memory_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | None) -> Doubt:
     """Whether a batch script asks for as much host memory as what is offloaded takes: less is enforced on
     some clusters alone.

@@ -55,7 +55,9 @@ TRAINERS = ("transformers", "trl")
 class Found:
     """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a
     server's; ``fits``: how the sheet fits with other changes (``fitting``, else those of the cure),
-    "without" say; ``by_cards``: it is the GPUs that are named which are too few, of files that others run.
+    "without" say; ``by_cards``: it is the GPUs that are named which are too few, of files that others run;
+    ``may_stop``: the release that the sheet is of refuses the file, and another may take it; ``unheard``: a
+    key that would change the sheet and that the engine ignores.
     """
 
     where: str
@@ -68,6 +70,8 @@ class Found:
     fits: str = ""
     fitting: Mapping[str, Any] = field(default_factory=dict)
     by_cards: bool = False
+    may_stop: bool = False
+    unheard: bool = False
 
     @property
     def other(self) -> Mapping[str, Any]:

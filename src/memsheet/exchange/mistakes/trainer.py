@@ -180,6 +180,45 @@ def _label_smoothing_copies(case: Case) -> Iterator[Found]:
             )
 
 
+def _recomputes_twice(case: Case) -> Iterator[Found]:
+    """FSDP's own recompute, of the Trainer's arguments or of the launcher's file, beside the Trainer's."""
+    launchers = tuple(
+        f"{F}.fsdp_activation_checkpointing of {name}"
+        for name, values in case.values("accelerate")
+        if values.get("distributed_type") == "FSDP"
+        and _is_on(values.get(f"{F}.fsdp_activation_checkpointing"))
+    )
+    for name, read in case.of(*TRAINERS):
+        values = read.values
+        row = next((row for row in read.form.keys if row.at == "gradient_checkpointing"), None)
+        own = values.get("gradient_checkpointing", row.usual if row else None)
+        sharded = bool(values.get("fsdp") or values.get(f"{F}.fsdp_version") or values.get("fsdp_version"))
+        held = next((at for at in FSDP_RECOMPUTE if sharded and _is_on(values.get(at))), "")
+        elsewhere = values.get("deepspeed")
+        if _is_on(own) and (held or launchers) and not elsewhere:
+            said = "" if "gradient_checkpointing" in values else f", {read.form.tested}'s default"
+            yield Found(
+                where=f"{name}: gradient_checkpointing",
+                says=(
+                    f"is on{said}, and so is {held or launchers[0]}: the Trainer refuses to start with both"
+                ),
+                cure="gradient_checkpointing: false",
+                stops=True,
+            )
+
+
+FSDP_RECOMPUTE = (f"{F}.activation_checkpointing", f"{F}.fsdp_activation_checkpointing")
+
+
+def is_recompute_of_fsdp(values: Mapping[str, Any]) -> bool:
+    """Whether a file's own keys switch FSDP's recompute on."""
+    return any(_is_on(values.get(at)) for at in FSDP_RECOMPUTE)
+
+
+def _is_on(value: Any) -> bool:
+    return str(value).lower() == "true"
+
+
 def _kv_cache_with_recompute(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         if values.get("use_cache") is True and any(values.get(at) is True for at in _RECOMPUTES):
@@ -311,6 +350,7 @@ TRAINER = (
     Rule(id="finds-batch", source=f"{_T} trainer.py:898-906; accelerate 1.15.0 utils/memory.py:167", looks=_finds_batch),
     Rule(id="loss-per-rank", source=f"{_T} training_args.py:266, trainer.py:2340; huggingface/transformers issue 34242", looks=_mean_of_ranks),
     Rule(id="label-smoothing", source=f"{_T} trainer_pt_utils.py:449-480", looks=_label_smoothing_copies),
+    Rule(id="recomputes-twice", source=f"{_T} trainer.py:879-884; huggingface/transformers pull request 25771 (4.34)", looks=_recomputes_twice),
     Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_kv_cache_with_recompute),
     Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reentrant_checkpointing),
     Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised_ram_loading),
