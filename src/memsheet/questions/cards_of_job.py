@@ -133,6 +133,16 @@ def gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
     return f"{counts[-1]}x{named_cards(str(named))[1]}"
 
 
+def counted_cards(named: Any, planned: Any, reads: Mapping[str, Read]) -> Any:
+    """The named cards, and of a name without a count as many as the files say, else a plan beside them.
+    ``planned``: the plan's cards.
+    """
+    if not named or named_cards(str(named))[0]:
+        return named
+    count = named_cards(str(planned))[0] if planned else None
+    return gpus_for_processes(f"{count}x{named}" if count else named, reads)
+
+
 def _fewer_cards(
     gpus: Any, where: Mapping[str, Any], whole: Together, reads: Mapping[str, Read]
 ) -> str | None:

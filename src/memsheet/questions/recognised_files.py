@@ -96,6 +96,8 @@ def recognise_files(
             further = {**further, **_written_configurations(name, text)}
         found = {**(_with_inline_file(name, own) if own else {}), **further}
         if shell and found:
+            found |= _submitted_ranks(name, found, text)
+        if shell and found:
             found = _with_further_trainings(found, several_trainings(name, text, scripts))
         reads |= _with_remarks(found, plain[name].remarks)
         left += unread
@@ -204,6 +206,20 @@ def _with_inline_file(name: str, own: Read) -> dict[str, Read]:
     return {name: script, f"{name}: {INLINE}": read_values(find_format(INLINE), held)}
 
 
+def _submitted_ranks(name: str, found: Mapping[str, Read], text: str) -> dict[str, Read]:
+    """What the header of a batch script asks for, and the tasks that its step starts, beside a training that
+    says nothing of its ranks.
+    """
+    trains = any(read.request.get("task") == "train" for read in found.values())
+    counted = any("@gpus" in read.request or read.form.own_processes for read in found.values())
+    header = find_format(SLURM)
+    if not trains or counted or header.parse is None or ("SBATCH" not in text and "srun" not in text):
+        return {}
+    read = read_values(header, header.parse(text))
+    return {f"{name}: {SUBMITTED}": read} if "@gpus" in read.request else {}
+
+
+SLURM, SUBMITTED = "slurm", "sbatch"
 ACCELERATE_NAMED = "accelerate_config"
 
 
