@@ -70,7 +70,7 @@ def without_guessed_stops(
     """
     if not any(found.stops for _, found in mistakes) or not is_guessed_model(case.reads, model):
         return mistakes
-    whatever = find_mistakes(replace(case, model=None, answer=None))
+    whatever = find_mistakes(replace(case, model=None, answer=None, refused=()))
     sure = {(rule.id, found.where) for rule, found in whatever if found.stops}
     return tuple(
         (rule, found if (rule.id, found.where) in sure else replace(found, stops=False))

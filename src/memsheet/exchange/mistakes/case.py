@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
+from memsheet.errors import Problem
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.model import ModelSpec
@@ -27,6 +28,7 @@ class Case:
     ask: Callable[[Mapping[str, Any]], Answer | None]
     bundled: Callable[[str], str | None] = lambda _: None  # the bundled model that a hub's name is of
     too_few_cards: tuple[int, int] | None = None  # GPUs that are named, and the ranks that take one each
+    refused: tuple[Problem, ...] = ()  # what the engine stops at of a plan that has no sheet
 
     @property
     def request(self) -> Mapping[str, Any]:
