@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError
-from memsheet.exchange.joined_files import ASK_FOR_CARDS, join_files
+from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.hardware import BF16_UNITS, is_older_device

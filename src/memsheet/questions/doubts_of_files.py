@@ -10,7 +10,6 @@ from typing import Any
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
-from memsheet.exchange.joined_files import ASK_FOR_CARDS
 from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
 from memsheet.exchange.mistakes.case import TRAINERS
@@ -23,8 +22,8 @@ from memsheet.exchange.shared.loop_places import wraps_by_itself
 from memsheet.exchange.shared.model_classes import FAMILY_CLASS, class_of_family
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
-from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
-from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
+from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED, LOOPS, absent_files
+from memsheet.exchange.shared.script_places import SCRIPT
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.verdict_doubts import (
     FURTHER,
@@ -54,6 +53,13 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.sized_models import BY_SIZE, sized_model
+from memsheet.questions.spread_layers import (
+    even_share,
+    exchanged_bytes,
+    spread_moves,
+    spread_words,
+    spreads_layers,
+)
 from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Bytes, Component, Instant, Item, Sheet
 
@@ -97,7 +103,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
         "@passing": int(answer.verdict.device.high) - resting_states(answer) if answer.verdict else 0,
         "@saved": int(worst_sheet(answer.sheets).of(Component.SAVED_ACTIVATIONS).low),
-        "@exchanged": _exchanged_bytes(worst_sheet(answer.sheets)),
+        "@exchanged": exchanged_bytes(worst_sheet(answer.sheets)),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
@@ -108,7 +114,8 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         if read.form.moves
         for moved in read.form.moves(read.values, asked)
     )
-    return tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
+    told = tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
+    return (*told, *spread_moves(reads, answer))
 
 
 def _parameters_of_name(name: str) -> int | None:
@@ -382,8 +389,8 @@ def _reason_to_doubt(
         return Doubt(f"the files are of another model: {'; '.join(other)}", least)
     if strange := _other_family(reads, answer):
         return Doubt(strange + further)
-    if spread := _spread_layers(reads, answer):
-        return Doubt(spread + further, 0 if further else _even_share(answer))
+    if spreads_layers(reads, answer) and verdict.result is not Result.FITS:
+        return Doubt(spread_words(answer) + further, 0 if further else even_share(answer))
     if absent or launcher:
         return Doubt("; ".join(open_words))
     if named:
@@ -421,33 +428,6 @@ def _reason_to_doubt(
 def _is_known_whole(read: Read | None) -> bool:
     """Whether a file that lies nowhere is one that its project ships, and is read as it has it."""
     return read is not None and read.shipped and not read.guessed
-
-
-def _spread_layers(reads: Mapping[str, Read], answer: Answer) -> str:
-    """That one process spreads the layers over the cards that it sees, of which the sheet has a whole copy
-    each: a script that loads so, and that nothing starts more than once (transformers 5.23.0 trainer.py:
-    is_model_parallel). Empty where even whole copies fit.
-    """
-    cards = answer.cluster.count if answer.cluster else 1
-    spreads = any(read.values.get(f"{SCRIPT}.{SPREADS}") in MAPS for read in reads.values())
-    started = any(read.form.name in LAUNCHED for read in reads.values())
-    if not spreads or started or cards == 1 or answer.verdict is None or answer.verdict.result is Result.FITS:
-        return ""
-    told = f"one process spreads the layers over {cards} GPUs ({SPREADS})"
-    return f"{told}, and the sheet is of a whole copy on each"
-
-
-def _even_share(answer: Answer) -> int:
-    """What the fullest of the cards that share a copy has at least: no less than an even share of it."""
-    assert answer.verdict is not None
-    assert answer.cluster is not None
-    exchanged = _exchanged_bytes(worst_sheet(answer.sheets))
-    return max(0, int(answer.verdict.device.low) - exchanged) // answer.cluster.count
-
-
-def _exchanged_bytes(sheet: Sheet) -> int:
-    """Of buckets in which replicas exchange their gradients, at most."""
-    return max(int(sheet.of(Component.COMMUNICATION, instant=at).high) for at in sheet.instants)
 
 
 def _unsaid_length(reads: Mapping[str, Read], answer: Answer) -> str:

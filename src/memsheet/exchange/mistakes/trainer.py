@@ -9,6 +9,9 @@ from typing import Any
 
 from memsheet.budget import worst_sheet
 from memsheet.exchange.mistakes.case import EVALUATES, TRAINERS, Case, Found, Rule
+from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED
+from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
+from memsheet.patterns import late_pattern
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import find_engine
 from memsheet.sheet import Component
@@ -219,6 +222,38 @@ def _is_on(value: Any) -> bool:
     return str(value).lower() == "true"
 
 
+def _spread_over_ranks(case: Case) -> Iterator[Found]:
+    """A model spread over the cards that each process sees, in a job of several processes on a node."""
+    launchers = [
+        (name, read)
+        for name, read in case.reads.items()
+        if read.form.name in LAUNCHED and read.form.name not in ASK_FOR_CARDS
+    ]
+    counts = ((name, read.request.get("@per_node", read.request.get("@gpus"))) for name, read in launchers)
+    started = next(((name, held) for name, held in counts if isinstance(held, int) and held > 1), None)
+    if started is None or any(BYPASS in text or ONE_VISIBLE.search(text) for text in case.texts.values()):
+        return
+    for name, values in case.values(*TRAINERS):
+        at = f"{SCRIPT}.{SPREADS}"
+        if values.get(at) in MAPS and not values.get(f"{SCRIPT}.unsloth"):
+            yield Found(
+                where=f"{name}: {SPREADS}",
+                says=(
+                    f"spreads the layers over the cards that each of the {started[1]} processes "
+                    f"of {started[0]} sees: accelerate refuses to train such a model in any distributed mode"
+                ),
+                cure='leave device_map out, or device_map={"": PartialState().process_index}',
+                stops=True,
+            )
+
+
+BYPASS = "ACCELERATE_BYPASS_DEVICE_MAP"
+ONE_VISIBLE = late_pattern(
+    r"--gpus-per-task|--gpu-bind|CUDA_VISIBLE_DEVICES\S{0,4}=\S{0,4}(?:SLURM_LOCALID|LOCAL_RANK)"
+)
+"""What leaves each process a single card to see."""
+
+
 def _kv_cache_with_recompute(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         if values.get("use_cache") is True and any(values.get(at) is True for at in _RECOMPUTES):
@@ -351,6 +386,7 @@ TRAINER = (
     Rule(id="loss-per-rank", source=f"{_T} training_args.py:266, trainer.py:2340; huggingface/transformers issue 34242", looks=_mean_of_ranks),
     Rule(id="label-smoothing", source=f"{_T} trainer_pt_utils.py:449-480", looks=_label_smoothing_copies),
     Rule(id="recomputes-twice", source=f"{_T} trainer.py:879-884; huggingface/transformers pull request 25771 (4.34)", looks=_recomputes_twice),
+    Rule(id="spread-over-ranks", source=f"{_A} accelerator.py:1471-1481, 1814-1822, 4350; from accelerate 0.22 on", looks=_spread_over_ranks),
     Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_kv_cache_with_recompute),
     Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reentrant_checkpointing),
     Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised_ram_loading),
