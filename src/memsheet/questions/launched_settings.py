@@ -12,13 +12,19 @@ from memsheet.exchange import RENDER, find_format, flatten_tree
 from memsheet.exchange.shared.file_format import Read, read_format_values
 from memsheet.exchange.shared.notebook import NOTEBOOK
 from memsheet.exchange.shared.settings_launches import SettingsLaunch, settings_launches, with_words_over
-from memsheet.exchange.shared.tables_launches import TablesLaunch, tables_launches, tables_text
+from memsheet.exchange.shared.tables_launches import (
+    TablesLaunch,
+    config_launches,
+    tables_launches,
+    tables_text,
+)
 from memsheet.frozen import replace
 from memsheet.guard import parse_json
 from memsheet.guard.budget import is_long_script
+from memsheet.patterns import late_pattern
 from memsheet.questions.files_on_disk import CODE, DATA, settings_in, table_beside, tree_beside
 
-BY_TABLES = ("prime-rl",)
+BY_TABLES = ("prime-rl", "torchtitan-toml")
 BY_SETTINGS = ("nemo-rl", "areal", "roll")
 """Names of formats whose programs are started so."""
 
@@ -26,8 +32,9 @@ BY_SETTINGS = ("nemo-rl", "areal", "roll")
 def with_launched_settings(
     folders: Sequence[Path], texts: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Texts of shells that start such a program, each the settings of the first that is known; and what was
-    put in by name. ``folders``: of the job, in which those lie.
+    """Texts of shells that start such a program, each the settings of the first that is known; beside a
+    launcher that counts ranks those settings by the name of their file; and what was put in by name.
+    ``folders``: of the job, in which those lie.
     """
     found, told = dict(texts), dict[str, tuple[str, ...]]()
     for name, text in texts.items():
@@ -38,7 +45,19 @@ def with_launched_settings(
         whole = next((one for one in (*by_yaml, *by_tables) if one is not None), None)
         if whole is not None:
             found[name], told[name] = whole
+            continue
+        by_flag = ((launch, _tables_of_launch(launch, folders)) for launch in config_launches(text))
+        for launch, beside in by_flag:
+            if beside is not None and launch.files[0] not in texts:
+                found[launch.files[0]], told[launch.files[0]] = beside
+                if not COUNTED.search(text):
+                    del found[name]
+                break
     return found, told
+
+
+COUNTED = late_pattern(r"--n(?:proc|nodes)|#SBATCH|\bsrun\b")
+"""What a launcher's own text says of its ranks."""
 
 
 def _tables_of_launch(launch: TablesLaunch, folders: Sequence[Path]) -> tuple[str, tuple[str, ...]] | None:

@@ -359,6 +359,17 @@ def _one_by_one(case: Case) -> Iterator[Found]:
             )
 
 
+def _bits_without_their_adapter(case: Case) -> Iterator[Found]:
+    for name, values in case.values("axolotl"):
+        if values.get("load_in_4bit") is True and values.get("adapter") == "lora":
+            yield Found(
+                where=f"{name}: load_in_4bit",
+                says="is for adapter: qlora; beside lora nothing is quantized (releases to 0.12 did)",
+                cure="adapter: qlora",
+                changes={"quantization.weights": "nf4", "quantization.double_quant": True},
+            )
+
+
 def _older_spelling(case: Case) -> Iterator[Found]:
     """What newer releases load in sixteen bits then comes on top of the sheet."""
     for name, values in case.values("llamafactory"):
@@ -394,5 +405,6 @@ TRAINER = (
     Rule(id="every-rank-builds", source=f"{_A} commands/launch.py:466", looks=_inits_everywhere),
     Rule(id="whole-checkpoint", source=f"{_A} utils/dataclasses.py:2058", looks=_saves_whole),
     Rule(id="list-by-list-optimizer", source="torch 2.13 optim/optimizer.py:252-257", looks=_one_by_one, only_if_saves=True),
+    Rule(id="bits-without-adapter", source="axolotl-ai-cloud/axolotl 067b021 src/axolotl/loaders/model.py:712; v0.12.0 :516", looks=_bits_without_their_adapter),
     Rule(id="older-spelling", source="hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/model/model_utils/quantization.py:177-229", looks=_older_spelling, beyond=True),
 )  # fmt: skip
