@@ -106,7 +106,7 @@ def recognise_files(
             problem = error.problems[0]
             synthetic = any(name == command_name(other) for other in texts)
             if (name not in in_folder and not synthetic) or not problem.reason.endswith(NOT_READ):
-                raise error
+                raise _absent_script(name, text, scripts) or error
             why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
     if left and not reads:
@@ -122,6 +122,17 @@ def recognise_files(
         if given and given.keys() <= {*flags.get(name, ())}:
             left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
+
+
+def _absent_script(name: str, text: str, scripts: Mapping[str, str]) -> InputError | None:
+    """That the script which a command starts lies nowhere, where that is all that a shell's text says."""
+    start = first_script_launch(text) if is_shell(name) and not is_long_script(text) else None
+    if start is None or not start.script.endswith(".py") or start.script in scripts:
+        return None
+    reason = "is not there, and the command says nothing else of what it trains or serves"
+    return input_error(
+        "file", start.script, reason, "ask from the folder that it lies in, or name its settings"
+    )
 
 
 def is_shell(name: str) -> bool:
