@@ -10,7 +10,7 @@ from memsheet.cli.error_output import explain_input
 from memsheet.errors import InputError
 
 SEVERITY = (2, 10, 11, 0)
-"""Exit codes, the worst first: not started, does not fit, uncertain, fits. Any other is worse than all of
+"""Exit codes, the worst first: not read, does not fit or start, uncertain, fits. Any other is worse than all of
 them.
 """
 

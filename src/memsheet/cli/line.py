@@ -176,7 +176,7 @@ def unknown_flag_problem(name: str, known: Mapping[str, object], program: str = 
 
 
 def _hint_of_switch(words: Sequence[str], spelled: Spelled, word: str) -> str:
-    """What to say of a word that stands behind a switch, which takes none: the flag of like name that does."""
+    """What to say of a word behind a switch, which takes none: the flag of like name that does."""
     before = next((one for one, other in pairwise(words) if other == word and one in spelled), "")
     if not before or spelled[before][0].metavar:
         return ""

@@ -36,8 +36,8 @@ class ServerLimits:
     follows from the format of its weights; ``unpacks_gguf``, a GGUF file's tensors are turned into the
     precision while they are read.
 
-    Of weights: ``loads_cut_experts``, the first release that is known to load experts which ranks cut inside a
-    block of one scale, where it is not any or none.
+    Of weights: ``loads_cut_experts``, the first release that is known to load experts which ranks cut inside
+    a block of one scale, where it is not any or none.
     """
 
     least_units: Capability | None = None

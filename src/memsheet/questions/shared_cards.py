@@ -12,8 +12,8 @@ from memsheet.report.shared.checked import Checked, Launch
 SHARES_ABOVE_CARD = Rule(
     id="shares-above-card",
     source=(
-        "vLLM v0.10.2 v1/worker/gpu_worker.py, init_device: free memory on start-up less than the share of the "
-        "whole card that is asked for"
+        "vLLM v0.10.2 v1/worker/gpu_worker.py, init_device: free memory on start-up less than the "
+        "share of the whole card that is asked for"
     ),
     looks=lambda _: iter(()),
 )
@@ -67,7 +67,10 @@ def _with_group(one: Launch, numbers: tuple[str, ...], group: Sequence[Launch]) 
     flag = FLAGS.get(read.form.name, {}).get("fraction", "")
     found = Found(
         where=f"{name}: {flag}",
-        says=f"{told} of GPU {', '.join(numbers)} is more than the card: the last to start finds too little free",
+        says=(
+            f"{told} of GPU {', '.join(numbers)} is more than the card: the last to start finds too little "
+            "free"
+        ),
         cure="shares that are less than 1 together, as each server's context stands beside its own",
         stops=True,
     )

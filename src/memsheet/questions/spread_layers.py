@@ -1,4 +1,4 @@
-"""A model that one process loads over several cards (``device_map``): its sheet is of a whole copy on each."""
+"""A model that one process loads over several cards (``device_map``); its sheet is of a whole copy."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ MOST_SERVERS = 8
 @dataclass(frozen=True, slots=True)
 class NamedServer:
     """``gpus``: cards that are given to it alone, None where nobody said; ``at``: where the file says it.
-    ``together``: others of the file may run on the same cards at the same time; ``cards``: those that are named
-    for it, by their numbers. ``left_out``: what the file
+    ``together``: others of the file may run on the same cards at the same time; ``cards``: those that are
+    named for it, by their numbers. ``left_out``: what the file
     changes of the server beside its command, by key, which no sheet has.
     """
 
