@@ -10,7 +10,9 @@ import memsheet
 from memsheet.exchange.shared.slurm_environment import tasks_of_step
 from memsheet.report.shared.checked import Checked
 
-TRAIN = "train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 --bf16 True --output_dir o"
+TRAIN = (
+    "train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 --bf16 True --output_dir o"
+)
 TRL = "trl sft --model_name_or_path Qwen/Qwen3-8B --max_length 512 --dataset_name d --output_dir o"
 MEGATRON = (
     "pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 "
