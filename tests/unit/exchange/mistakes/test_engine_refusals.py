@@ -21,7 +21,13 @@ args = TrainingArguments(output_dir="o", per_device_train_batch_size=1, bf16=Tru
 Trainer(model=model, args=args).train()
 """
 ARGS = "model_name_or_path: meta-llama/Llama-3.2-1B\nper_device_train_batch_size: 1\nbf16: true\n"
-FSDP = "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n  fsdp_activation_checkpointing: {}\n"
+FSDP = """distributed_type: FSDP
+num_processes: 8
+mixed_precision: bf16
+fsdp_config:
+  fsdp_version: 2
+  fsdp_activation_checkpointing: {}
+"""
 
 
 def checked(folder: Path, files: dict[str, str], gpus: str = "8xA100-80GB", **options: Any) -> Checked:
