@@ -57,8 +57,9 @@ def is_strict_group(read: Read, group: str) -> bool:
 
 
 def is_key_of_no_release(read: Read, group: str, near: str) -> bool:
-    """Whether no release of a file's program has taken an unknown key of a group, nor has ignored it: of one
-    that older releases ignore, where the release is said, or the key is another one of its group misspelt.
+    """Whether no release of a file's program has taken an unknown key of a group, nor has ignored it. Where
+    no release is said, of a key that is like a known one alone, as a newer release may have others; of a
+    group that older ones ignore, like one of its own.
     """
     since = read.form.strict_since.get(group)
     if since is None:
@@ -66,7 +67,7 @@ def is_key_of_no_release(read: Read, group: str, near: str) -> bool:
     said, own = _release_numbers(read.release), _release_numbers(read.form.tested)
     if said:
         return _release_numbers(since) <= said <= own
-    return not since or near.rpartition(".")[0] == group
+    return bool(near) and (not since or near.rpartition(".")[0] == group)
 
 
 def _release_numbers(text: str) -> tuple[int, ...]:
