@@ -17,7 +17,8 @@ TRL = "trl sft --model_name_or_path Qwen/Qwen3-8B --max_length 512 --dataset_nam
 MEGATRON = (
     "pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 32 --hidden-size 4096 "
     "--ffn-hidden-size 14336 --num-attention-heads 32 --swiglu --seq-length 4096 "
-    "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 256 --vocab-size 32000 --bf16 --use-distributed-optimizer"
+    "--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 256 "
+    "--vocab-size 32000 --bf16 --use-distributed-optimizer"
 )
 HEADER = "#!/bin/bash\n#SBATCH --nodes=8\n#SBATCH --gres=gpu:h100:8\n"
 

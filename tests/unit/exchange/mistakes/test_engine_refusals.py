@@ -155,11 +155,11 @@ def test_what_one_process_spreads_is_no_whole_copy_on_each(tmp_path: Path) -> No
     adapters = (
         "from peft import LoraConfig, get_peft_model\nmodel = get_peft_model(model, LoraConfig(r=16))\nargs ="
     )
-    asked: dict[str, Any] = {"model": "qwen3-14b", "seq_len": 512}
 
     def needs(loads: str) -> Checked:
-        (tmp_path / "train.py").write_text(TRAINER.format(loads=loads).replace("args =", adapters, 1))
-        return memsheet.check(str(tmp_path / "train.py"), gpus="2xRTX4090", **asked)
+        text = TRAINER.format(loads=loads).replace("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-14B")
+        (tmp_path / "train.py").write_text(text.replace("args =", adapters, 1))
+        return memsheet.check(str(tmp_path / "train.py"), gpus="2xRTX4090", seq_len=512)
 
     spread, copies = needs(', device_map="auto"'), needs("")
     assert spread.answer is not None

@@ -69,10 +69,9 @@ def spread(maps: str) -> dict[str, str]:
 
 
 def axolotl(adapter: str) -> dict[str, str]:
+    rest = "lora_r: 8\nlora_target_linear: true\nmicro_batch_size: 1\nsequence_len: 2048\n"
     said = f"base_model: meta-llama/Llama-3.2-1B\nadapter: {adapter}\nload_in_4bit: true\nbf16: true\n"
-    return {
-        "axolotl.yaml": f"{said}lora_r: 8\nlora_target_linear: true\nmicro_batch_size: 1\nsequence_len: 2048\n"
-    }
+    return {"axolotl.yaml": f"{said}{rest}"}
 
 
 def factory(method: str) -> dict[str, str]:

@@ -174,7 +174,7 @@ def axolotl_moves(values: Values, asked: Values) -> Iterator[Moved]:
         and asked.get("@parameters")
     ):
         # v0.12.0 loaders/model.py:516, v0.13.0 :712: the keyword of from_pretrained, and then nothing
-        why = "beside adapter: lora releases to 0.12 load four bits of it, and newer ones, as the sheet is, none"
+        why = "releases to 0.12 load four bits beside adapter: lora, newer ones, as the sheet is, none"
         yield Moved(at="load_in_4bit", why=why, low_bytes=-asked["@parameters"] * 3 // 2, high_bytes=0)
     if parse_switch(values.get(PADDED)):
         words = MULTIPLE * asked["@hidden"]
