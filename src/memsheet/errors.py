@@ -35,12 +35,15 @@ def printable_line(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing wrong with an input: where it stands, what stands there, why it cannot be, what to do."""
+    """One thing wrong with an input: where it stands, what stands there, why it cannot be, what to do.
+    ``refused``: the engine stops at it, too.
+    """
 
     field: str
     value: object = None
     reason: str
     hint: str = ""
+    refused: bool = False
 
     def __str__(self) -> str:
         shown = "" if self.value is None else f" = {printable_line(self.value)}"

@@ -10,8 +10,8 @@ from memsheet.cli.error_output import explain_input
 from memsheet.errors import InputError
 
 SEVERITY = (2, 10, 11, 0)
-"""Exit codes, the worst first: not started, does not fit, uncertain, fits. Any other is worse than all of
-them.
+"""Exit codes, the worst first: not read, does not fit or start, uncertain, fits. Any other is worse than all
+of them.
 """
 
 

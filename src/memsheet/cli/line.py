@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,7 +67,7 @@ def parse_command_line(command: Command, words: Sequence[str]) -> Given:
     )
     behind = words[end + 1 :]
     named = [*(word for word in extras if not is_flag(word)), *(() if command.behind else behind)]
-    arguments = dict(_positional_arguments(command, named))
+    arguments = dict(_positional_arguments(command, named, partial(_hint_of_switch, words, spelled)))
     if command.behind:
         arguments[command.behind] = tuple(behind)
     raise_if_problems(
@@ -173,9 +175,21 @@ def unknown_flag_problem(name: str, known: Mapping[str, object], program: str = 
     )
 
 
-def _positional_arguments(command: Command, left: list[str]) -> Iterator[tuple[str, Any]]:
-    """The words without flags, by the names of the arguments in their order. Raises InputError where some are
-    missing or left over.
+def _hint_of_switch(words: Sequence[str], spelled: Spelled, word: str) -> str:
+    """What to say of a word behind a switch, which takes none: the flag of like name that does."""
+    before = next((one for one, other in pairwise(words) if other == word and one in spelled), "")
+    if not before or spelled[before][0].metavar:
+        return ""
+    valued = (name for name, (flag, _) in spelled.items() if flag.metavar and name.startswith(f"{before}-"))
+    other = next((name for name in valued if (spelled[name][0].metavar == "N") == word.isdigit()), "")
+    return f"{before} is on or off" + (f"; {other} {word}" if other else "")
+
+
+def _positional_arguments(
+    command: Command, left: list[str], hint_of: Callable[[str], str]
+) -> Iterator[tuple[str, Any]]:
+    """The words without flags, by the names of the arguments in their order. ``hint_of``: what to say of a
+    word that is left over. Raises InputError where some are missing or left over.
     """
     for argument in command.arguments:
         if argument.many:
@@ -195,7 +209,9 @@ def _positional_arguments(command: Command, left: list[str]) -> Iterator[tuple[s
         raise_if_problems(
             [
                 Problem(
-                    field=" ".join(left), reason=f"is left over; {takes}", hint="--help shows what it takes"
+                    field=" ".join(left),
+                    reason=f"is left over; {takes}",
+                    hint=hint_of(left[0]) or "--help shows what it takes",
                 )
             ]
         )

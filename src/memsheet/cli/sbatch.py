@@ -50,6 +50,6 @@ def _flags_of_check() -> dict[str, Any]:
 
 
 def _not_submitted(code: int) -> int:
-    why = "it was not read" if code == BAD_INPUT else "it does not fit"
+    why = "it was not read" if code == BAD_INPUT else "it does not fit or start"
     sys.stderr.write(f"\nNot submitted: {why}; --anyway submits it all the same\n")
     return code

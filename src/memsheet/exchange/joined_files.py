@@ -12,6 +12,7 @@ from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Tog
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.script_defaults import (
+    ASK_FOR_CARDS,
     KINDS,
     LAUNCHED,
     absent_files,
@@ -158,10 +159,6 @@ def _read_of_name(name: str, reads: Mapping[str, Read]) -> Read | None:
 
 def _ends_path(name: str, end: str) -> bool:
     return name == end or name.endswith(f"/{end}")
-
-
-ASK_FOR_CARDS = ("slurm", "kubernetes", "skypilot")
-"""Files that ask a cluster for GPUs, whatever is started on them."""
 
 
 def _counted_words(name: str, reads: Mapping[str, Read]) -> str:

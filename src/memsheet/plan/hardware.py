@@ -31,7 +31,7 @@ def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = 
             if device.engines
             else "cards of NVIDIA and AMD are"
         )
-        yield Problem(field="gpus", value=device.name, reason=reason, hint=hint)
+        yield Problem(field="gpus", value=device.name, reason=reason, hint=hint, refused=True)
     engine = engine_of(plan)
     if (words := eight_bit_cache(plan, device, model)) and engine.limits.refuses_cache(plan, device, model):
         other = "fp16" if plan.precision.compute is not BF16 else "bf16"
@@ -53,7 +53,9 @@ def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = 
             "has no kernel for bf16 before compute capability 8.0; "
             f"{device.name} has {device.compute_capability}"
         )
-        yield Problem(field="attention", value="xformers", reason=reason, hint="fp16, or --attention sdpa")
+        yield Problem(
+            field="attention", value="xformers", reason=reason, hint="fp16, or --attention sdpa", refused=True
+        )
 
 
 def version_of(version: str | None) -> tuple[int, int, int]:
@@ -149,6 +151,7 @@ def _too_old(plan: Plan, engine: Engine, device: Device) -> Iterator[Problem]:
             value=plan.fp8.recipe if plan.fp8 else None,
             reason=reason,
             hint="leave fp8 out",
+            refused=True,
         )
 
 
@@ -205,6 +208,7 @@ def _flash_attention_problems(plan: Plan, engine: Engine, device: Device) -> Ite
             value=kind,
             reason=reason,
             hint=f"--attention {other.value}",
+            refused=True,
         )
     if plan.attention is AttentionKind.CUDNN:
         return
@@ -214,4 +218,5 @@ def _flash_attention_problems(plan: Plan, engine: Engine, device: Device) -> Ite
             value="flash",
             reason="computes in fp16 or bf16 only",
             hint="--attention sdpa, or a 16-bit precision",
+            refused=True,
         )

@@ -35,6 +35,9 @@ class ServerLimits:
     it pads a vocabulary by a rule of its own, or not at all; ``own_compute``, whether what a plan computes in
     follows from the format of its weights; ``unpacks_gguf``, a GGUF file's tensors are turned into the
     precision while they are read.
+
+    Of weights: ``loads_cut_experts``, the first release that is known to load experts which ranks cut inside
+    a block of one scale, where it is not any or none.
     """
 
     least_units: Capability | None = None
@@ -50,4 +53,5 @@ class ServerLimits:
     own_padding: bool = False
     own_compute: Callable[[Plan], bool] = lambda _: False
     unpacks_gguf: bool = False
+    loads_cut_experts: tuple[int, int, int] | None = None
     refuses_cache: Callable[[Plan, Device, ModelSpec | None], bool] = lambda *_: False

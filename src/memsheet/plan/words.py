@@ -370,6 +370,17 @@ def _load_dtype_keys(name: str, value: Any, task: str) -> Mapping[str, Any] | Pr
     }
 
 
+BATCHES = {"train": ("microbatch", "global-batch"), "infer": ("sequences", "max-batched-tokens")}
+
+
+def _word_of_task(name: str, value: Any, task: str) -> str:
+    """What says a batch in this command, where a word of the other one's batch is given."""
+    if "batch" not in name or task not in BATCHES:
+        return ""
+    of_rank, of_all = BATCHES[task]
+    return f"--{of_rank} {value} a GPU, or --{of_all} {value} of all"
+
+
 def _word_meaning(word: Word, name: str, value: Any, task: str, engine: str | None) -> Meaning | Problem:
     """The meaning in this command, of this engine before everybody's."""
     here = [meaning for meaning in word.meanings if meaning.task in ("", task)]
@@ -379,7 +390,7 @@ def _word_meaning(word: Word, name: str, value: Any, task: str, engine: str | No
             field=_flag_name(name),
             value=value,
             reason=f"has no meaning in {task}",
-            hint=f"leave it out; it is of {other}",
+            hint=_word_of_task(name, value, task) or f"leave it out; it is of {other}",
         )
     own = [meaning for meaning in here if engine in meaning.engines]
     chosen = own or [meaning for meaning in here if not meaning.engines]

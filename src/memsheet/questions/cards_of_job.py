@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError
-from memsheet.exchange.joined_files import ASK_FOR_CARDS, join_files
+from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
@@ -131,6 +132,16 @@ def gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
     if not named or not counts:
         return str(named) if named else None
     return f"{counts[-1]}x{named_cards(str(named))[1]}"
+
+
+def counted_cards(named: Any, planned: Any, reads: Mapping[str, Read]) -> Any:
+    """The named cards, and of a name without a count as many as the files say, else a plan beside them.
+    ``planned``: the plan's cards.
+    """
+    if not named or named_cards(str(named))[0]:
+        return named
+    count = named_cards(str(planned))[0] if planned else None
+    return gpus_for_processes(f"{count}x{named}" if count else named, reads)
 
 
 def _fewer_cards(

@@ -19,6 +19,7 @@ from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.questions.cards_of_job import (
     as_cards_decide,
+    counted_cards,
     gpus_for_processes,
     gpus_of_degrees,
     has_bf16_units,
@@ -179,6 +180,7 @@ def _check_job(
     flags = {**flags, **read_flags(words, question["gpus"], said)}
     at_once = sequences_demanded(words, said)
     reads = {name: as_its_release(read, flags, planned) for name, read in files_read.reads.items()}
+    question = {**question, "gpus": counted_cards(question["gpus"], files_read.document.get("gpus"), reads)}
     bf16 = has_bf16_units(question["gpus"] or files_read.document.get("gpus"))
     reads = {name: as_card_answers(read, bf16=bf16) for name, read in reads.items()}
     named = model or files_read.document.get("model")

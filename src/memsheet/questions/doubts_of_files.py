@@ -10,7 +10,6 @@ from typing import Any
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
-from memsheet.exchange.joined_files import ASK_FOR_CARDS
 from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
 from memsheet.exchange.mistakes.case import TRAINERS
@@ -18,15 +17,13 @@ from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
 from memsheet.exchange.shared.peft_configs import OTHERS, READ
-from memsheet.exchange.shared.script_defaults import LAUNCHED, LOOPS, absent_files
+from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED, LOOPS, absent_files
 from memsheet.exchange.shared.script_places import (
     CARD,
     FAMILY_CLASS,
-    MAPS,
     NO_PROMPT,
     ONE_PROCESS,
     SCRIPT,
-    SPREADS,
 )
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.verdict_doubts import (
@@ -57,7 +54,14 @@ from memsheet.questions.named_models import (
     sized_stand_in,
 )
 from memsheet.questions.recognised_files import engine_default_places
-from memsheet.questions.sized_models import BY_SIZE
+from memsheet.questions.sized_models import BY_SIZE, sized_model
+from memsheet.questions.spread_layers import (
+    even_share,
+    exchanged_bytes,
+    spread_moves,
+    spread_words,
+    spreads_layers,
+)
 from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Bytes, Component, Instant, Item, Sheet
 
@@ -80,7 +84,7 @@ def without_guessed_stops(
     """
     if not any(found.stops for _, found in mistakes) or not is_guessed_model(case.reads, model):
         return mistakes
-    whatever = find_mistakes(replace(case, model=None, answer=None))
+    whatever = find_mistakes(replace(case, model=None, answer=None, refused=()))
     sure = {(rule.id, found.where) for rule, found in whatever if found.stops}
     return tuple(
         (rule, found if (rule.id, found.where) in sure else replace(found, stops=False))
@@ -109,7 +113,7 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         "@saved": int(worst_sheet(answer.sheets).of(Component.SAVED_ACTIVATIONS).low),
         "@dequantized": _dequantized_bytes(worst_sheet(answer.sheets)),
         "@model_type": answer.model.model_type,
-        "@exchanged": _exchanged_bytes(worst_sheet(answer.sheets)),
+        "@exchanged": exchanged_bytes(worst_sheet(answer.sheets)),
         CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
@@ -120,7 +124,8 @@ def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved
         if read.form.moves
         for moved in read.form.moves(read.values, asked)
     )
-    return tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
+    told = tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
+    return (*told, *spread_moves(reads, answer))
 
 
 def _dequantized_bytes(sheet: Sheet) -> int:
@@ -237,6 +242,15 @@ def bytes_beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
         for rule, found in mistakes
         if rule.beyond and found.saves_bytes
     )
+
+
+def refusal_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | None) -> Doubt:
+    """Whether the program takes the files at all: the release that the sheet is of would not."""
+    told = [f"{found.where} {found.says}" for _, found in mistakes if found.may_stop]
+    if not told or answer is None or answer.verdict is None:
+        return Doubt("")
+    device = answer.verdict.device
+    return Doubt("; ".join(told), int(device.low), int(device.high))
 
 
 def host_memory_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | None) -> Doubt:
@@ -391,8 +405,8 @@ def _reason_to_doubt(
         return Doubt(f"the files are of another model: {'; '.join(other)}", least)
     if strange := _other_family(reads, answer):
         return Doubt(strange + further)
-    if spread := _spread_layers(reads, answer):
-        return Doubt(spread + further, 0 if further else _even_share(answer))
+    if spreads_layers(reads, answer) and verdict.result is not Result.FITS:
+        return Doubt(spread_words(answer) + further, 0 if further else even_share(answer))
     if absent or launcher:
         return Doubt("; ".join(open_words))
     if named:
@@ -430,33 +444,6 @@ def _reason_to_doubt(
 def _is_known_whole(read: Read | None) -> bool:
     """Whether a file that lies nowhere is one that its project ships, and is read as it has it."""
     return read is not None and read.shipped and not read.guessed
-
-
-def _spread_layers(reads: Mapping[str, Read], answer: Answer) -> str:
-    """That one process spreads the layers over the cards that it sees, of which the sheet has a whole copy
-    each: a script that loads so, and that nothing starts more than once (transformers 5.23.0 trainer.py:
-    is_model_parallel). Empty where even whole copies fit.
-    """
-    cards = answer.cluster.count if answer.cluster else 1
-    spreads = any(read.values.get(f"{SCRIPT}.{SPREADS}") in MAPS for read in reads.values())
-    started = any(read.form.name in LAUNCHED for read in reads.values())
-    if not spreads or started or cards == 1 or answer.verdict is None or answer.verdict.result is Result.FITS:
-        return ""
-    told = f"one process spreads the layers over {cards} GPUs ({SPREADS})"
-    return f"{told}, and the sheet is of a whole copy on each"
-
-
-def _even_share(answer: Answer) -> int:
-    """What the fullest of the cards that share a copy has at least: no less than an even share of it."""
-    assert answer.verdict is not None
-    assert answer.cluster is not None
-    exchanged = _exchanged_bytes(worst_sheet(answer.sheets))
-    return max(0, int(answer.verdict.device.low) - exchanged) // answer.cluster.count
-
-
-def _exchanged_bytes(sheet: Sheet) -> int:
-    """Of buckets in which replicas exchange their gradients, at most."""
-    return max(int(sheet.of(Component.COMMUNICATION, instant=at).high) for at in sheet.instants)
 
 
 def _unsaid_length(reads: Mapping[str, Read], answer: Answer) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from memsheet.budget import Answer, worst_sheet
 from memsheet.catalog import named_cards
-from memsheet.errors import InputError
+from memsheet.errors import InputError, Problem
 from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
@@ -57,6 +57,9 @@ class AccountedJob:
     why_not: tuple[str, ...]
     unaccounted: Doubt
     too_few_cards: tuple[int, int] | None = None  # GPUs that are named, and the ranks that take one each
+    refused: tuple[
+        Problem, ...
+    ] = ()  # what the engine stops at, too, of what keeps the sheet from being made
 
 
 OF_ENGINE = late_pattern(r"engine = ")
@@ -104,7 +107,17 @@ def account_job(
         whole = replace(whole, request={**whole.request, LENGTH: length}, assumed=(fitted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     more = beside_draft(strange, answer)
-    return AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more))
+    refused = () if answer else _engine_refusals(ask, whole.request)
+    return AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more), refused=refused)
+
+
+def _engine_refusals(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """What the engine stops at of a request that no sheet can be made of."""
+    try:
+        _answer_from_request({**ask, "fix": False}, request)
+    except InputError as error:
+        return tuple(problem for problem in error.problems if problem.refused)
+    return ()
 
 
 def nodes_of_files(gpus: Any, where: Mapping[str, Any], reads: Mapping[str, Read]) -> dict[str, Any]:

@@ -303,7 +303,7 @@ def with_settings_beside(
     def with_own(name: str, text: str) -> str:
         if Path(name).suffix not in (CODE, NOTEBOOK) or not loads_settings(text):
             return text
-        held = {at: said for at in settings_named(f"{text}\n{shells}") if (said := _settings_in(at, folders))}
+        held = {at: said for at in settings_named(f"{text}\n{shells}") if (said := settings_in(at, folders))}
         both = with_settings(text, held)
         if both == text or len(both) > MOST_SCRIPT:
             return text
@@ -314,7 +314,7 @@ def with_settings_beside(
     return found, started, told
 
 
-def _settings_in(name: str, folders: Sequence[Path]) -> Mapping[str, Any]:
+def settings_in(name: str, folders: Sequence[Path]) -> Mapping[str, Any]:
     """What a file of settings says that lies beside; nothing of one that is none."""
     text = _text_beside(name, folders)
     try:

@@ -23,7 +23,7 @@ from memsheet.questions.files_on_disk import (
     with_settings_beside,
     with_variables_beside,
 )
-from memsheet.questions.launched_settings import with_launched_settings
+from memsheet.questions.launched_settings import with_launched_settings, with_named_settings
 from memsheet.questions.named_models import (
     bundled_draft,
 )
@@ -75,6 +75,7 @@ def read_job_files(
         texts |= beside
         written |= {path: (path, text) for path, text in beside.items()}
         reads, skipped = recognise_files(texts, folder, server, scripts)
+    reads = with_named_settings(folders, reads)
     reads = with_own_defaults(reads, defaults_beside(folders, reads))
     reads = {name: bundled_draft(read) for name, read in with_their_files(with_shipped_files(reads)).items()}
     put_in |= {name: put_in[script] for name in reads if (script := _started_script(name)) in put_in}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
+from memsheet.exchange.mistakes.values import ENGINE_REFUSES
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.exchange.verdict_doubts import (
     Doubt,
@@ -17,6 +18,7 @@ from memsheet.exchange.verdict_doubts import (
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.questions.cards_of_job import join_on_cards
+from memsheet.questions.cut_experts import cut_experts_doubt
 from memsheet.questions.doubts_of_files import (
     bytes_beyond,
     claimed_fit,
@@ -26,6 +28,7 @@ from memsheet.questions.doubts_of_files import (
     limit_doubt,
     may_fit,
     moved_bytes,
+    refusal_doubt,
     with_changes_in_host_memory,
     with_host_short,
     with_moved_range,
@@ -82,6 +85,7 @@ def judge_job(
         model=answer.model if answer else model_of(job.ask["model"]),
         bundled=bundled_name,
         too_few_cards=job.too_few_cards,
+        refused=job.refused,
         ask=memoize_answers(lambda changes: answer_with_changes(job.ask, at_length, changes)),
     )
     mistakes = find_mistakes(case, beyond_alone=verdict_alone)
@@ -96,6 +100,8 @@ def judge_job(
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), lasting)
     doubt = both_doubts(doubt, limit_doubt(answer, case, flags))
     doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
+    doubt = both_doubts(doubt, refusal_doubt(mistakes, answer))
+    doubt = both_doubts(doubt, cut_experts_doubt(answer, reads, flags))
     doubt = both_doubts(doubt, expert_bits_doubt(answer, case, flags))
     doubt = both_doubts(doubt, expert_adapter_doubt(answer, case, flags))
     doubt = both_doubts(doubt, earlier_defaults_doubt(reads, answer, case, flags))
@@ -167,7 +173,7 @@ def _checked_job(
     return Checked(
         reads=reads,
         answer=answer,
-        why_not=job.why_not,
+        why_not=_reasons_beside(job.why_not, mistakes),
         assumed=(
             *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),
             *job.whole.assumed,
@@ -179,6 +185,12 @@ def _checked_job(
         written=files.written,
         on_cards=bool(job.ask["gpus"]),
     )
+
+
+def _reasons_beside(why_not: tuple[str, ...], mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[str, ...]:
+    """Why there is no sheet, less what stands above it as what the engine stops at."""
+    told = [found.says for rule, found in mistakes if rule.id == ENGINE_REFUSES and found.stops]
+    return tuple(reason for reason in why_not if not any(says in reason for says in told))
 
 
 def _judge_several(
@@ -205,6 +217,7 @@ def _judge_several(
     if job.answer and (unsaid := job.whole.script):
         doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
     doubt = both_doubts(doubt, _shorter_rows_doubt(found))
+    doubt = both_doubts(doubt, refusal_doubt(mistakes, found.answer))
     earlier = earlier_defaults_doubt(found.reads, found.answer, case, flags, alone=job.answer)
     doubt = both_doubts(doubt, earlier)
     mistakes = tuple(one for one in mistakes if one[0].id not in OF_PHASES)

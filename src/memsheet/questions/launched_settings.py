@@ -4,17 +4,27 @@ of such a script is that file's, as the command changes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from memsheet.exchange import RENDER, find_format
+from memsheet.errors import InputError
+from memsheet.exchange import RENDER, find_format, flatten_tree
+from memsheet.exchange.shared.file_format import Read, read_format_values
 from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.exchange.shared.settings_launches import SettingsLaunch, settings_launches, with_words_over
-from memsheet.exchange.shared.tables_launches import TablesLaunch, tables_launches, tables_text
+from memsheet.exchange.shared.tables_launches import (
+    TablesLaunch,
+    config_launches,
+    tables_launches,
+    tables_text,
+)
+from memsheet.frozen import replace
+from memsheet.guard import parse_json
 from memsheet.guard.budget import is_long_script
-from memsheet.questions.files_on_disk import CODE, DATA, table_beside, tree_beside
+from memsheet.patterns import late_pattern
+from memsheet.questions.files_on_disk import CODE, DATA, settings_in, table_beside, tree_beside
 
-BY_TABLES = ("prime-rl",)
+BY_TABLES = ("prime-rl", "torchtitan-toml")
 BY_SETTINGS = ("nemo-rl", "areal", "roll")
 """Names of formats whose programs are started so."""
 
@@ -22,8 +32,9 @@ BY_SETTINGS = ("nemo-rl", "areal", "roll")
 def with_launched_settings(
     folders: Sequence[Path], texts: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
-    """Texts of shells that start such a program, each the settings of the first that is known; and what was
-    put in by name. ``folders``: of the job, in which those lie.
+    """Texts of shells that start such a program, each the settings of the first that is known; beside a
+    launcher that counts ranks those settings by the name of their file; and what was put in by name.
+    ``folders``: of the job, in which those lie.
     """
     found, told = dict(texts), dict[str, tuple[str, ...]]()
     for name, text in texts.items():
@@ -34,7 +45,19 @@ def with_launched_settings(
         whole = next((one for one in (*by_yaml, *by_tables) if one is not None), None)
         if whole is not None:
             found[name], told[name] = whole
+            continue
+        by_flag = ((launch, _tables_of_launch(launch, folders)) for launch in config_launches(text))
+        for launch, beside in by_flag:
+            if beside is not None and launch.files[0] not in texts:
+                found[launch.files[0]], told[launch.files[0]] = beside
+                if not COUNTED.search(text):
+                    del found[name]
+                break
     return found, told
+
+
+COUNTED = late_pattern(r"--n(?:proc|nodes)|#SBATCH|\bsrun\b")
+"""What a launcher's own text says of its ranks."""
 
 
 def _tables_of_launch(launch: TablesLaunch, folders: Sequence[Path]) -> tuple[str, tuple[str, ...]] | None:
@@ -71,3 +94,42 @@ def _is_recognised(format_name: str, text: str) -> bool:
         return bool(parse and parse(text))
     except ValueError:
         return False
+
+
+def with_named_settings(folders: Sequence[Path], reads: Mapping[str, Read]) -> dict[str, Read]:
+    """Reads with the keys of files that they name in the place of a group of keys (``--fsdp_config
+    fsdp.json``), and that lie in the job's folders; others are left as what nobody read.
+    """
+    return {name: _with_settings_of(read, folders) for name, read in reads.items()}
+
+
+def _with_settings_of(read: Read, folders: Sequence[Path]) -> Read:
+    for at, held in _named_groups(read):
+        group = _group_of_text(held) if held.lstrip().startswith("{") else settings_in(held, folders)
+        if not group:
+            continue
+        rest = {key: value for key, value in read.values.items() if key != at}
+        before = read_format_values(read.form, read.values)
+        after = read_format_values(read.form, {**dict(flatten_tree({at: group})), **rest})
+        told = () if held.lstrip().startswith("{") else (f"values of {held}, which lies beside",)
+        read = replace(
+            after,
+            release=read.release,
+            assumed=(*after.assumed, *(one for one in read.assumed if one not in before.assumed), *told),
+            unmodelled=(*after.unmodelled, *(one for one in read.unmodelled if one not in before.unmodelled)),
+        )
+    return read
+
+
+def _named_groups(read: Read) -> Iterator[tuple[str, str]]:
+    held = ((at, read.values.get(at)) for at in read.form.inlines)
+    return ((at, value) for at, value in held if isinstance(value, str) and value)
+
+
+def _group_of_text(text: str) -> Mapping[str, object]:
+    """The keys that a text holds itself, as JSON; nothing of one that is none."""
+    try:
+        found = parse_json(text, "")
+    except InputError:
+        return {}
+    return found if isinstance(found, Mapping) else {}

@@ -29,6 +29,7 @@ from memsheet.questions.recognised_files import (
     several_trainings,
     shell_as_plain,
 )
+from memsheet.questions.shared_cards import with_shared_cards
 from memsheet.report.shared.checked import WORST_FIRST, Launch
 
 with late_functions(__name__):
@@ -161,7 +162,18 @@ def check_servers(
     as_run: Callable[[str], str] | None = None,
 ) -> tuple[Launch, ...]:
     """Each server of a file, checked by itself on the cards that are named, in the file's order."""
-    return tuple(_check_server(file, name, {**question}, words, as_run) for name in names[:MOST_SERVERS])
+    found = tuple(_check_server(file, name, {**question}, words, as_run) for name in names[:MOST_SERVERS])
+    return with_shared_cards(found, _cards_of_servers(file, as_run))
+
+
+def _cards_of_servers(file: str, as_run: Callable[[str], str] | None) -> Mapping[str, tuple[str, ...]]:
+    """The cards that a file names for each of its servers by their numbers, by the names of the launches."""
+    path = Path(file)
+    if not path.is_file():
+        return {}
+    text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
+    servers = servers_in_text(path.name, as_run(text) if as_run else text, parse_yaml)
+    return {f"{file}: {one.name}": one.cards for one in servers if one.cards}
 
 
 def _check_server(

@@ -95,20 +95,16 @@ def recognise_files(
             if said and not is_long_script(text)
             else ({}, ())
         )
-        if (
-            asks and own is not None
-        ):  # what a notebook's cells train is its job, and what they ask later is not
-            trains = any(
-                read.request.get("task") == "train" and read.request.get("@model")
-                for read in further.values()
-            )
-            own, further = (None, further) if trains else (own, {})
+        if asks:
+            own, further = (None, further) if _trains_a_model(further) else (own, {})
         if said and named:
             further = {at: replace(read, assumed=(*read.assumed, DESCRIBED)) for at, read in further.items()}
             own = None if further else own  # whose flags they are
         if shell and (own or further):
             further = {**further, **_written_configurations(name, text)}
         found = {**(_with_inline_file(name, own) if own else {}), **further}
+        if shell and found:
+            found |= _submitted_ranks(name, found, text)
         if shell and found:
             found = _with_further_trainings(found, several_trainings(name, text, scripts))
         reads |= _with_remarks(found, plain[name].remarks)
@@ -118,7 +114,7 @@ def recognise_files(
             problem = error.problems[0]
             synthetic = any(name == command_name(other) for other in texts)
             if (name not in in_folder and not synthetic) or not problem.reason.endswith(NOT_READ):
-                raise error
+                raise _absent_script(name, text, scripts) or error
             why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
     if left and not reads:
@@ -134,6 +130,22 @@ def recognise_files(
         if given and given.keys() <= {*flags.get(name, ())}:
             left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
+
+
+def _trains_a_model(reads: Mapping[str, Read]) -> bool:
+    """Whether a notebook's cells train: that is its job then, and what they ask later is not."""
+    return any(read.request.get("task") == "train" and read.request.get("@model") for read in reads.values())
+
+
+def _absent_script(name: str, text: str, scripts: Mapping[str, str]) -> InputError | None:
+    """That the script which a command starts lies nowhere, where that is all that a shell's text says."""
+    start = first_script_launch(text) if is_shell(name) and not is_long_script(text) else None
+    if start is None or not start.script.endswith(".py") or start.script in scripts:
+        return None
+    reason = "is not there, and the command says nothing else of what it trains or serves"
+    return input_error(
+        "file", start.script, reason, "ask from the folder that it lies in, or name its settings"
+    )
 
 
 def is_shell(name: str) -> bool:
@@ -218,6 +230,20 @@ def _with_inline_file(name: str, own: Read) -> dict[str, Read]:
     return {name: script, f"{name}: {INLINE}": read_values(find_format(INLINE), held)}
 
 
+def _submitted_ranks(name: str, found: Mapping[str, Read], text: str) -> dict[str, Read]:
+    """What the header of a batch script asks for, and the tasks that its step starts, beside a training that
+    says nothing of its ranks.
+    """
+    trains = any(read.request.get("task") == "train" for read in found.values())
+    counted = any("@gpus" in read.request or read.form.own_processes for read in found.values())
+    header = find_format(SLURM)
+    if not trains or counted or header.parse is None or ("SBATCH" not in text and "srun" not in text):
+        return {}
+    read = read_values(header, header.parse(text))
+    return {f"{name}: {SUBMITTED}": read} if "@gpus" in read.request else {}
+
+
+SLURM, SUBMITTED = "slurm", "sbatch"
 ACCELERATE_NAMED = "accelerate_config"
 
 

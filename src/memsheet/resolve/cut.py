@@ -69,8 +69,10 @@ def rest_over(
 
 
 def cut_hint(model: ModelSpec, degrees: Mapping[str, int], task: str) -> str:
-    """What to say where tensor-parallel ranks do not divide heads."""
-    tp = most_ranks(
-        model, degrees["tp"], degrees["attn_dp"] if degrees["tp"] % degrees["attn_dp"] == 0 else 1
-    )
-    return f"--tp {tp}" + (f"; `memsheet plan infer {model.name}` tries every cut" if task == "infer" else "")
+    """What to say where tensor-parallel ranks do not divide heads: the numbers next to them that do."""
+    groups = degrees["attn_dp"] if degrees["tp"] % degrees["attn_dp"] == 0 else 1
+    asked = degrees["tp"] // groups
+    fewer = next((ranks for ranks in range(asked - 1, 1, -1) if cuts_heads(model, ranks)), 1)
+    more = next((ranks for ranks in range(asked + 1, 2 * asked + 1) if cuts_heads(model, ranks)), None)
+    told = f"--tp {fewer * groups}" + (f" or --tp {more * groups}" if more else "")
+    return told + (f"; `memsheet plan infer {model.name}` tries every cut" if task == "infer" else "")

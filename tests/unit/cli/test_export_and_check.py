@@ -152,12 +152,12 @@ def test_a_file_that_does_not_fit_says_so(capsys: Any, tmp_path: Path) -> None:
     assert out.startswith("DOES NOT FIT")
 
 
-def test_a_file_that_does_not_start_is_bad_input(capsys: Any, tmp_path: Path) -> None:
+def test_a_file_that_does_not_start_ends_as_what_does_not_fit(capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "d.json").write_text(
         '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stagee": 1}}'
     )
     code, out, _ = ask(capsys, "check", str(tmp_path / "d.json"))
-    assert code == 2
+    assert code == 10
     assert out.startswith("DOES NOT START")
     assert "zero_optimization.stage?" in out
 

@@ -114,7 +114,7 @@ def test_the_action_checks_the_files_of_a_repository(repository: Path) -> None:
 def test_the_action_annotates_and_tells_what_changed(repository: Path) -> None:
     named = ("-c", "user.name=a", "-c", "user.email=a@example.org")
     file = repository / "ds_config_a b.json"
-    for text in (GOOD, GOOD.replace('"stage": 2', '"stage": 2,\n "bogus": 1')):
+    for text in (GOOD, GOOD.replace('"stage": 2}', '"stage": 2},\n "bogus": 1')):
         file.write_text(text)
         subprocess.run(
             ["git", "-C", str(repository), *named, "commit", "-aqm", "a", "--allow-empty"], check=True

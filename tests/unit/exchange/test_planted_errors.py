@@ -75,7 +75,7 @@ def test_a_planted_error_is_named(
     assert stands in text
     path = tmp_path / file
     path.write_text(text.replace(stands, planted))
-    assert main(["check", str(path), "--gpus", "8xH100-80GB", "--json"]) == 2
+    assert main(["check", str(path), "--gpus", "8xH100-80GB", "--json"]) == 10
     told = json.loads(capsys.readouterr().out)
     launches = told["schema"] == "memsheet/launches/1"
     checked = [one["checked"] for one in told["launches"]] if launches else [told]

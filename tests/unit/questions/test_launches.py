@@ -87,7 +87,7 @@ def test_one_that_cannot_be_read_keeps_no_other_from_it(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tree / "serve" / "z.sh").write_text(REFUSED)
-    assert main(["check", str(tree), "--gpus", "8xH100-80GB"]) == 2
+    assert main(["check", str(tree), "--gpus", "8xH100-80GB"]) == 10
     assert "3 launches" in capsys.readouterr().out
 
 

@@ -4,6 +4,7 @@ experts.
 
 from __future__ import annotations
 
+from memsheet.engines.vllm.facts import REFINED_FROM
 from memsheet.formulas.serving.cut_blocks import FINEST, CutBlock, cut_blocks
 from memsheet.formulas.states.held import module_of
 from memsheet.plan.dtypes import FP32
@@ -18,10 +19,10 @@ JOINS_SINCE = (0, 14, 0)
 linear.py _maybe_allow_fp8_block_shape_mismatch); others are refused (v0.11.0
 layers/quantization/utils/fp8_utils.py validate_fp8_block_shape).
 """
-REFUSED_TO, REFINED_FROM = (0, 26, 0), (0, 31, 0)
+REFUSED_TO = (0, 26, 0)
 """vLLM refuses experts that are cut inside a block (fp8.py Fp8MoEMethod.create_weights: "is not divisible by
-weight quantization block_n") in all that was read to 0.25 (July 2026); from 0.31 on at the latest it gives
-them finer blocks of 32 elements or more where those divide everything, and pads them else
+weight quantization block_n") in all that was read to 0.25 (July 2026); from REFINED_FROM on at the latest it
+gives them finer blocks of 32 elements or more where those divide everything, and pads them else
 (fused_moe/oracle/fp8.py refine_fp8_moe_block_shape, pad_tp_shard_to_weight_blocks, documented in September
 2026).
 """

@@ -250,6 +250,10 @@ SERVING = ServingFacts(
     few_bit_experts=(0, 10),
 )
 
+REFINED_FROM = (0, 31, 0)
+"""The first release that is known to load experts cut inside a block of one scale (``cut_blocks``)."""
+
+
 ENGINE = server_engine(
     name="vllm",
     tested="0.33.0",
@@ -278,6 +282,7 @@ ENGINE = server_engine(
         derives_length=True,  # _get_and_verify_max_len
         own_padding=True,  # layers/vocab_parallel_embedding.py, pad_vocab_size
         unpacks_eight_bits=True,  # v0.33.0 v1/attention/backends/triton_attn.py:515
+        loads_cut_experts=REFINED_FROM,
     ),
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens", "serving.dispatch",

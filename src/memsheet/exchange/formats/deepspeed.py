@@ -215,7 +215,8 @@ FORMAT = Format(
         "quantize_training", "compression_training", "data_efficiency", "zero_allow_untested_optimizer",
     }),
     never=frozenset({"log_history", "stateful_callbacks"}),  # of the Trainer's state beside a checkpoint
-    strict=(Z, "bf16", "fp16"),  # config_utils.py:110: extra="forbid"
+    strict=(Z, HOST, P, "bf16", "fp16"),  # config_utils.py:110: extra="forbid"
+    strict_since={Z: "", HOST: "", P: "", **dict.fromkeys(("bf16", "fp16"), "0.17.1")},  # v0.7.0 zero/config.py, v0.17.1 precision_config.py
     removed=frozenset(  # 0.19.8 runtime/config.py:82-130
         {
             "nebula", "compression_training", "amp", "quantize_training", "sparse_gradients", "eigenvalue", "sparse_attention", "elasticity",

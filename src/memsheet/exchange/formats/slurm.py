@@ -12,11 +12,11 @@ from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, allocator_c
 from memsheet.exchange.shared.file_format import UNSET, Format, Key, Values
 from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
 from memsheet.exchange.shared.serve_script import has_unset_placeholder
-from memsheet.exchange.shared.slurm_environment import DIRECTIVE, LONG, sbatch_options
+from memsheet.exchange.shared.slurm_environment import DIRECTIVE, LONG, sbatch_options, tasks_of_step
 from memsheet.patterns import late_pattern
 
 VERSION = "sbatch as its manual says (Slurm)"
-RUNS, TORCHRUN = "$runs", "torchrun"
+RUNS, TASKS, TORCHRUN = "$runs", "$tasks", "torchrun"
 _PLAIN = late_pattern(r"[^A-Za-z0-9._-]+")
 _RANGE = late_pattern(r"\d{1,7}-\d{1,7}")
 _GPUS = late_pattern(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
@@ -64,7 +64,8 @@ def _parse_slurm_script(text: str) -> Mapping[str, Any]:
             found[RUNS] = next(
                 (script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN
             )
-    return _with_nodes(found)
+    started = tasks_of_step(text)
+    return _with_nodes({**found, **({TASKS: list(started)} if started else {})})
 
 
 def _with_nodes(found: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +119,21 @@ def _of_tasks(value: Any, values: Values) -> Mapping[str, Any]:
     return _of_the_job(cards * count, values) if isinstance(count, int) else {}
 
 
+def _of_started_tasks(value: Any, values: Values) -> Mapping[str, Any]:
+    """A rank a task, where each node has several and a card for each: a program that is started once on a
+    node may start its own.
+    """
+    tasks, nodes = value if isinstance(value, list) and len(value) == 2 else (0, 0)
+    if not nodes or tasks % nodes or tasks <= nodes:
+        return {}
+    cards = max((_cards_in(values.get(at)) for at in _BY_NODE), default=0)
+    return (
+        {"@gpus": tasks, "@per_node": tasks // nodes, "@nodes": nodes}
+        if not 0 < cards < tasks // nodes
+        else {}
+    )
+
+
 _BY_NODE = ("#gpus-per-node", "#gres")
 
 
@@ -133,6 +149,7 @@ FORMAT = Format(
         Key(at="#gres", out=lambda _: None, back=_per_node, source="sbatch(1)"),
         Key(at="#gpus", out=lambda _: None, back=_of_the_job, source="sbatch(1)"),
         Key(at="#gpus-per-task", out=lambda _: None, back=_of_tasks, source="sbatch(1)"),
+        Key(at=TASKS, out=lambda _: None, back=_of_started_tasks, source="srun(1): --ntasks, --ntasks-per-node"),
         *allocator_conf_rows(),
     ),
     fixed=lambda _: {"#ntasks-per-node": 1},  # torchrun starts the ranks of its node

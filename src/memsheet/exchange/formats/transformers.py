@@ -384,7 +384,7 @@ KEYS = (
     Key(
         at=f"{F}.activation_checkpointing",
         out=_of_fsdp(lambda a: a.get("recompute.mode") == "full" and _is_plain_recompute(a)),
-        back=lambda v, values: {"recompute.mode": "full"} if v is True and _is_fsdp_sharded(values) else {},
+        back=lambda v, values: {"recompute.mode": "full"} if str(v).lower() == "true" and _is_fsdp_sharded(values) else {},
         source="training_args.py:2795",
     ),
     Key(at=f"{F}.cpu_offload", out=_of_fsdp(_offloads_every_state), back=_read_offload_switch, source="training_args.py:2830"),
@@ -547,7 +547,7 @@ FORMAT: Format = Format(
     problems=_trainer_problems, fixed=_required_trainer_keys, more=_training_args_module, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
     never=OF_SWIFT | OF_OWN, rename=_rename_trainer_key, by_groups=_own_settings, also=_script_arguments, started=_script_arguments,
-    model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
+    model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), inlines=(F,), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({
@@ -559,7 +559,7 @@ FORMAT: Format = Format(
         "precision.master_weights",
     }),
     unmodelled={
-        "torch_compile": (False,), "auto_find_batch_size": (False,),
+        F: (), "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), KEYWORDS: (),
         **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, OWN_TRAINER, SEVERAL, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
@@ -588,7 +588,7 @@ FORMAT: Format = Format(
         "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order",
         "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name", "ddp_broadcast_buffers", "ddp_backend",
         "ddp_timeout", "debug", "skip_memory_metrics", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank",
-        F, f"{F}.min_num_params", f"{F}.transformer_layer_cls_to_wrap", f"{F}.cpu_ram_efficient_loading", f"{F}.state_dict_type",
+        f"{F}.min_num_params", f"{F}.transformer_layer_cls_to_wrap", f"{F}.cpu_ram_efficient_loading", f"{F}.state_dict_type",
         f"{F}.xla_fsdp_v2", f"{F}.xla_fsdp_grad_ckpt", f"{F}.limit_all_gathers", f"{F}.use_orig_params", f"{F}.sync_module_states",
         f"{F}.forward_prefetch", f"{F}.backward_prefetch", f"{F}.mixed_precision_policy",
     }),

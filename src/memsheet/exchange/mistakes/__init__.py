@@ -35,7 +35,8 @@ def rules_of_kind(name: str) -> tuple[Rule, ...]:
 
 
 def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule, Found], ...]:
-    """Every mistake that is found, those that stop the job first, then by what the cure frees.
+    """Every mistake that is found, those that stop the job first, then keys that are not heard, then by what
+    the cure frees.
     ``beyond_alone``: only those whose bytes are not in the sheet, which a verdict needs.
     """
     known = SERVED if case.request.get("task") == "infer" else TRAINING
@@ -50,7 +51,12 @@ def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule
     worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _saves_enough(case, one)]
     return tuple(
         sorted(
-            worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or pair[1].gains_bytes or 0))
+            worth,
+            key=lambda pair: (
+                not pair[1].stops,
+                not (pair[1].may_stop or pair[1].unheard),
+                -(pair[1].saves_bytes or pair[1].gains_bytes or 0),
+            ),
         )
     )
 
@@ -63,7 +69,7 @@ def _without_unsure_stop(case: Case, found: Found, *, any_reader: bool) -> Found
     values = case.reads[name].values if name else {}
     known = any_reader or not name or case.reads[name].form.program_known(values)
     whole = MORE not in values and KEYWORDS not in values
-    return found if (known and whole) or not found.stops else replace(found, stops=False)
+    return found if known and whole else replace(found, stops=False, may_stop=False, unheard=False)
 
 
 def _with_saved_bytes(case: Case, found: Found) -> Found:

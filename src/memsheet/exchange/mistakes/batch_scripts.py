@@ -33,7 +33,7 @@ _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 def _other_cards(case: Case) -> Iterator[Found]:
     """Nodes and cards of the header that are not those of the launch in the same script."""
     for name, key, asked, started, launch in differing_counts(case):
-        at = directive_place(case.texts[name], COUNTED[key])
+        at = directive_place(_script_text(case, name), COUNTED[key])
         more = MORE[key] if started > asked else "the others are idle"
         yield Found(
             where=f"{name}{at}",
@@ -50,7 +50,7 @@ def differing_counts(case: Case) -> Iterator[tuple[str, str, int, int, str]]:
     numbers, and the launcher. Nodes, and cards of one node; those of the job where neither differs.
     """
     for name, read in case.of(SLURM):
-        if _takes_a_part(case.texts.get(name, "")):
+        if _takes_a_part(_script_text(case, name)):
             continue
         for other, launch in case.reads.items():
             if not other.startswith(f"{name}: "):
@@ -63,6 +63,11 @@ def differing_counts(case: Case) -> Iterator[tuple[str, str, int, int, str]]:
             if both.keys() - {"@gpus"}:
                 both.pop("@gpus", None)
             yield from ((name, key, *pair, other.removeprefix(f"{name}: ")) for key, pair in both.items())
+
+
+def _script_text(case: Case, name: str) -> str:
+    """The text of a batch script, whose header may stand beside what it starts."""
+    return case.texts.get(name) or case.texts.get(name.partition(": ")[0], "")
 
 
 def _takes_a_part(text: str) -> bool:
@@ -104,7 +109,7 @@ def _little_host_memory(case: Case) -> Iterator[Found]:
             continue
         of = f", {format_bytes(need * ranks)} on a node of {ranks}" if ranks > 1 else ""
         yield Found(
-            where=f"{name}{directive_place(case.texts.get(name, ''), (option,))}",
+            where=f"{name}{directive_place(_script_text(case, name), (option,))}",
             says=(
                 f"asks for {format_bytes(given, headroom=True)} of a node's host memory, and what is "
                 f"offloaded takes {format_bytes(need)} a rank{of}; a job that takes more is stopped where "

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
+from memsheet.errors import Problem
 from memsheet.exchange.shared.file_format import Read, Together
 from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.model import ModelSpec
@@ -27,6 +28,7 @@ class Case:
     ask: Callable[[Mapping[str, Any]], Answer | None]
     bundled: Callable[[str], str | None] = lambda _: None  # the bundled model that a hub's name is of
     too_few_cards: tuple[int, int] | None = None  # GPUs that are named, and the ranks that take one each
+    refused: tuple[Problem, ...] = ()  # what the engine stops at of a plan that has no sheet
 
     @property
     def request(self) -> Mapping[str, Any]:
@@ -55,7 +57,9 @@ TRAINERS = ("transformers", "trl")
 class Found:
     """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a
     server's; ``fits``: how the sheet fits with other changes (``fitting``, else those of the cure),
-    "without" say; ``by_cards``: it is the GPUs that are named which are too few, of files that others run.
+    "without" say; ``by_cards``: it is the GPUs that are named which are too few, of files that others run;
+    ``may_stop``: the release that the sheet is of refuses the file, and another may take it; ``unheard``: a
+    key that would change the sheet and that the engine ignores.
     """
 
     where: str
@@ -68,6 +72,8 @@ class Found:
     fits: str = ""
     fitting: Mapping[str, Any] = field(default_factory=dict)
     by_cards: bool = False
+    may_stop: bool = False
+    unheard: bool = False
 
     @property
     def other(self) -> Mapping[str, Any]:

@@ -9,45 +9,30 @@ from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.mistakes.batch_scripts import COUNTED, differing_counts
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
-from memsheet.exchange.shared.file_format import EVERYWHERE, MORE, Read
-from memsheet.exchange.shared.program_releases import is_key_typo, keys_known
+from memsheet.exchange.shared.file_format import MORE, Read
+from memsheet.exchange.shared.program_releases import (
+    is_key_of_no_release,
+    is_key_typo,
+    is_strict_group,
+    keys_known,
+)
 from memsheet.exchange.shared.script_places import OF_OWN_SCRIPT
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
-
-def _batch_size_mismatches(case: Case) -> Iterator[Found]:
-    for name, values in case.values("deepspeed"):
-        sizes = [
-            values.get(key)
-            for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-        ]
-        told = [size for size in sizes if isinstance(size, int) and size > 0]
-        gpus = case.together.gpus if values.get("sequence_parallel_size") in (None, 1) else None
-        if len(told) == len(sizes):
-            whole, micro, rounds = told
-            product = micro * rounds * (gpus or 1)
-            if (gpus and whole != product) or whole % product:
-                over = f"{gpus} GPUs" if gpus else "any number of GPUs"
-                yield Found(
-                    where=f"{name}: train_batch_size",
-                    says=f"{whole} is not {micro} sequences · {rounds} rounds · {over}",
-                    cure=f"train_batch_size {product}" if gpus else "leave one of the three out",
-                    stops=_is_certain_mismatch(case, whole, micro * rounds),
-                )
-
-
-def _is_certain_mismatch(case: Case, whole: int, product: int) -> bool:
-    """Whether no number of data-parallel ranks makes it right: which ranks those are is the training
-    script's, unless something says it.
-    """
-    return bool(whole % product) or any(
-        name != "deepspeed" for name in (read.form.name for read in case.reads.values())
-    )
+with late_functions(__name__):
+    from memsheet.exchange.mistakes.trainer import is_recompute_of_fsdp
+    from memsheet.exchange.mistakes.zero import mismatched_settings
 
 
 def _disagreeing_files(case: Case) -> Iterator[Found]:
     headers = {name for name, *_ in differing_counts(case)}  # of which the rule of batch scripts tells
+    mismatched = list(mismatched_settings(case)) if any(case.of("deepspeed")) else []
+    told = tuple(keys for keys, _ in mismatched if keys)
+    yield from (found for _, found in mismatched)
     for one in case.together.disagree:
+        if told and one.key.startswith(told):
+            continue
         if one.key in COUNTED and headers.intersection(name for name, _ in one.said):
             continue
         said = ", ".join(f"{name} says {value}" for name, value in one.said)
@@ -59,7 +44,7 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
         own = str(read.values.get(MORE, "")).startswith(OF_OWN_SCRIPT)
         for at, near in () if own else read.unknown:
             group = at.rsplit(".", 1)[0] if "." in at else ""
-            strict = group in read.form.strict or EVERYWHERE in read.form.strict
+            strict = is_strict_group(read, group)
             if any(key.at.startswith(f"{at}.") for key in read.form.keys):
                 yield Found(
                     where=f"{name}: {at}",
@@ -68,12 +53,16 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
                     stops=at in read.form.strict,
                 )
                 continue
-            wrong = strict and (keys_known(read) or is_key_typo(at, near))
+            wrong = strict and (
+                keys_known(read) or is_key_typo(at, near) or is_key_of_no_release(read, group, near)
+            )
             yield Found(
                 where=f"{name}: {at}",
-                says=_not_taken(read, strict=strict, wrong=wrong),
+                says=_not_taken(read, group, strict=strict, wrong=wrong),
                 cure=_near_key(name, read, near) if near else _left_out(wrong=wrong, strict=strict),
                 stops=wrong,
+                may_stop=strict and not wrong and read.form.keys_complete,
+                unheard=not strict and any(key.at == near for key in read.form.keys),
             )
 
 
@@ -95,17 +84,24 @@ def _near_key(name: str, read: Read, near: str) -> str:
     )
 
 
-def _not_taken(read: Read, *, strict: bool, wrong: bool) -> str:
+def _not_taken(read: Read, group: str, *, strict: bool, wrong: bool) -> str:
     """What comes of a key that nobody knows: sure only where the program that reads the file is known, and
     its release.
     """
     if not read.form.program_known(read.values):
         return f"is not a key of {read.form.tested}; the program that reads the file may know it"
     if not strict:
-        return f"is no key; {read.form.tested} ignores it silently"
+        return f"is no key; {_program_release(read)} ignores it silently"
     if wrong:
         return f"is no key; {read.form.tested} refuses to start with it"
-    return f"is no key of {read.form.tested}, which would refuse it; another release may know it"
+    since = read.form.strict_since.get(group)
+    others = f"releases before {since} ignore it" if since else "another release may know it"
+    return f"is no key of {read.form.tested}, which would refuse it; {others}"
+
+
+def _program_release(read: Read) -> str:
+    """The program of a file, and the release that is said of it, or that was read."""
+    return f"{read.form.tested.split()[0]} {read.release}" if read.release else read.form.tested
 
 
 def _left_out(*, wrong: bool, strict: bool) -> str:
@@ -136,6 +132,7 @@ def _removed_file_keys(case: Case) -> Iterator[Found]:
                     says=f"was removed: {read.form.tested} refuses to start with it{older}",
                     cure=INSTEAD.get(gone, "leave it out"),
                     stops=sure,
+                    may_stop=not sure,
                 )
 
 
@@ -341,6 +338,7 @@ def _recompute_gathers(case: Case) -> Iterator[Found]:
             values.get("gradient_checkpointing") is True
             and values.get("fsdp")
             and not values.get("deepspeed")
+            and not is_recompute_of_fsdp(values)
         ):
             yield Found(
                 where=f"{name}: gradient_checkpointing",
@@ -351,7 +349,6 @@ def _recompute_gathers(case: Case) -> Iterator[Found]:
 
 _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
 FILES = (
-    Rule(id="batch-product", source=f"{_DS}/config.py:937", looks=_batch_size_mismatches),
     Rule(
         id="files-disagree",
         source="transformers 5.23 integrations/deepspeed.py:261: the Trainer refuses values that mismatch",

@@ -99,21 +99,6 @@ def _early_optimizer(case: Case) -> Iterator[Found]:
             )
 
 
-def _recomputes_twice(case: Case) -> Iterator[Found]:
-    for name, values in case.values(*TRAINERS):
-        if (
-            values.get("gradient_checkpointing") is True
-            and values.get("fsdp_config.activation_checkpointing") is True
-            and values.get("fsdp")
-        ):
-            yield Found(
-                where=f"{name}: gradient_checkpointing",
-                says="is on in the arguments and in fsdp_config: the Trainer refuses both",
-                cure="fsdp_config: {activation_checkpointing: true} alone",
-                stops=True,
-            )
-
-
 def _bits_as_keywords(case: Case) -> Iterator[Found]:
     for name, _ in case.of("transformers"):
         for held in _from_pretrained_calls(case.texts[name]) if name.endswith(".py") else ():
@@ -159,7 +144,6 @@ _ORDER = "pytorch/torchtitan b5bcd76 torchtitan/models/llama3/parallelize.py:43-
 SCRIPTS = (
     Rule(id="late-recompute", source=f"{_ORDER}: recompute, then compile, then fully_shard", looks=_late_recompute),
     Rule(id="optimizer-before-sharding", source="pytorch/torchtitan b5bcd76 torchtitan/trainer.py:479, 537: the optimizer is built of the divided model", looks=_early_optimizer),
-    Rule(id="recomputes-twice", source="transformers 5.23.0 trainer.py:879-884", looks=_recomputes_twice),
     Rule(id="bits-as-keywords", source="transformers 5.23.0 modeling_utils.py:4279-4382: what is no key of the configuration goes to the model", looks=_bits_as_keywords),
     Rule(id="blocks-said-twice", source="huggingface/peft 5d602fd src/peft/tuners/oft/config.py:193; v0.14.0 :187", looks=_blocks_said_twice),
 )  # fmt: skip

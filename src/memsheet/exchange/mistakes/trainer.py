@@ -9,6 +9,9 @@ from typing import Any
 
 from memsheet.budget import worst_sheet
 from memsheet.exchange.mistakes.case import EVALUATES, TRAINERS, Case, Found, Rule
+from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED
+from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
+from memsheet.patterns import late_pattern
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import find_engine
 from memsheet.sheet import Component
@@ -180,6 +183,77 @@ def _label_smoothing_copies(case: Case) -> Iterator[Found]:
             )
 
 
+def _recomputes_twice(case: Case) -> Iterator[Found]:
+    """FSDP's own recompute, of the Trainer's arguments or of the launcher's file, beside the Trainer's."""
+    launchers = tuple(
+        f"{F}.fsdp_activation_checkpointing of {name}"
+        for name, values in case.values("accelerate")
+        if values.get("distributed_type") == "FSDP"
+        and _is_on(values.get(f"{F}.fsdp_activation_checkpointing"))
+    )
+    for name, read in case.of(*TRAINERS):
+        values = read.values
+        row = next((row for row in read.form.keys if row.at == "gradient_checkpointing"), None)
+        own = values.get("gradient_checkpointing", row.usual if row else None)
+        sharded = bool(values.get("fsdp") or values.get(f"{F}.fsdp_version") or values.get("fsdp_version"))
+        held = next((at for at in FSDP_RECOMPUTE if sharded and _is_on(values.get(at))), "")
+        elsewhere = values.get("deepspeed")
+        if _is_on(own) and (held or launchers) and not elsewhere:
+            said = "" if "gradient_checkpointing" in values else f", {read.form.tested}'s default"
+            yield Found(
+                where=f"{name}: gradient_checkpointing",
+                says=(
+                    f"is on{said}, and so is {held or launchers[0]}: the Trainer refuses to start with both"
+                ),
+                cure="gradient_checkpointing: false",
+                stops=True,
+            )
+
+
+FSDP_RECOMPUTE = (f"{F}.activation_checkpointing", f"{F}.fsdp_activation_checkpointing")
+
+
+def is_recompute_of_fsdp(values: Mapping[str, Any]) -> bool:
+    """Whether a file's own keys switch FSDP's recompute on."""
+    return any(_is_on(values.get(at)) for at in FSDP_RECOMPUTE)
+
+
+def _is_on(value: Any) -> bool:
+    return str(value).lower() == "true"
+
+
+def _spread_over_ranks(case: Case) -> Iterator[Found]:
+    """A model spread over the cards that each process sees, in a job of several processes on a node."""
+    launchers = [
+        (name, read)
+        for name, read in case.reads.items()
+        if read.form.name in LAUNCHED and read.form.name not in ASK_FOR_CARDS
+    ]
+    counts = ((name, read.request.get("@per_node", read.request.get("@gpus"))) for name, read in launchers)
+    started = next(((name, held) for name, held in counts if isinstance(held, int) and held > 1), None)
+    if started is None or any(BYPASS in text or ONE_VISIBLE.search(text) for text in case.texts.values()):
+        return
+    for name, values in case.values(*TRAINERS):
+        at = f"{SCRIPT}.{SPREADS}"
+        if values.get(at) in MAPS and not values.get(f"{SCRIPT}.unsloth"):
+            yield Found(
+                where=f"{name}: {SPREADS}",
+                says=(
+                    f"spreads the layers over the cards that each of the {started[1]} processes "
+                    f"of {started[0]} sees: accelerate refuses to train such a model in any distributed mode"
+                ),
+                cure='leave device_map out, or device_map={"": PartialState().process_index}',
+                stops=True,
+            )
+
+
+BYPASS = "ACCELERATE_BYPASS_DEVICE_MAP"
+ONE_VISIBLE = late_pattern(
+    r"--gpus-per-task|--gpu-bind|CUDA_VISIBLE_DEVICES\S{0,4}=\S{0,4}(?:SLURM_LOCALID|LOCAL_RANK)"
+)
+"""What leaves each process a single card to see."""
+
+
 def _kv_cache_with_recompute(case: Case) -> Iterator[Found]:
     for name, values in case.values(_ARGUMENTS):
         if values.get("use_cache") is True and any(values.get(at) is True for at in _RECOMPUTES):
@@ -285,6 +359,17 @@ def _one_by_one(case: Case) -> Iterator[Found]:
             )
 
 
+def _bits_without_their_adapter(case: Case) -> Iterator[Found]:
+    for name, values in case.values("axolotl"):
+        if values.get("load_in_4bit") is True and values.get("adapter") == "lora":
+            yield Found(
+                where=f"{name}: load_in_4bit",
+                says="is for adapter: qlora; beside lora nothing is quantized (releases to 0.12 did)",
+                cure="adapter: qlora",
+                changes={"quantization.weights": "nf4", "quantization.double_quant": True},
+            )
+
+
 def _older_spelling(case: Case) -> Iterator[Found]:
     """What newer releases load in sixteen bits then comes on top of the sheet."""
     for name, values in case.values("llamafactory"):
@@ -311,6 +396,8 @@ TRAINER = (
     Rule(id="finds-batch", source=f"{_T} trainer.py:898-906; accelerate 1.15.0 utils/memory.py:167", looks=_finds_batch),
     Rule(id="loss-per-rank", source=f"{_T} training_args.py:266, trainer.py:2340; huggingface/transformers issue 34242", looks=_mean_of_ranks),
     Rule(id="label-smoothing", source=f"{_T} trainer_pt_utils.py:449-480", looks=_label_smoothing_copies),
+    Rule(id="recomputes-twice", source=f"{_T} trainer.py:879-884; huggingface/transformers pull request 25771 (4.34)", looks=_recomputes_twice),
+    Rule(id="spread-over-ranks", source=f"{_A} accelerator.py:1471-1481, 1814-1822, 4350; from accelerate 0.22 on", looks=_spread_over_ranks),
     Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_kv_cache_with_recompute),
     Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reentrant_checkpointing),
     Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised_ram_loading),
@@ -318,5 +405,6 @@ TRAINER = (
     Rule(id="every-rank-builds", source=f"{_A} commands/launch.py:466", looks=_inits_everywhere),
     Rule(id="whole-checkpoint", source=f"{_A} utils/dataclasses.py:2058", looks=_saves_whole),
     Rule(id="list-by-list-optimizer", source="torch 2.13 optim/optimizer.py:252-257", looks=_one_by_one, only_if_saves=True),
+    Rule(id="bits-without-adapter", source="axolotl-ai-cloud/axolotl 067b021 src/axolotl/loaders/model.py:712; v0.12.0 :516", looks=_bits_without_their_adapter),
     Rule(id="older-spelling", source="hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/model/model_utils/quantization.py:177-229", looks=_older_spelling, beyond=True),
 )  # fmt: skip

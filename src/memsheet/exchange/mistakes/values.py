@@ -102,6 +102,31 @@ def _values_refused_together(case: Case) -> Iterator[Found]:
                 yield Found(where=f"{name}: {at}{told}", says=one.says, cure=one.cure, stops=True)
 
 
+ENGINE_REFUSES = "engine-refuses"
+
+
+def _engine_refusals(case: Case) -> Iterator[Found]:
+    """What keeps a plan from having a sheet, where the engine stops at it, too."""
+    for problem in case.refused:
+        where = next(
+            (
+                f"{name}: {at}"
+                for name, read in case.reads.items()
+                for at in read.used
+                if problem.field in _plan_keys_of(read, at)
+            ),
+            problem.field,
+        )
+        told = "" if problem.value is None else f"{problem.value}: "
+        yield Found(where=where, says=f"{told}{problem.reason}", cure=problem.hint, stops=True)
+
+
+def _plan_keys_of(read: Read, at: str) -> Mapping[str, Any]:
+    """The plan's keys that a place of a file says."""
+    row = next((row for row in read.form.keys if row.at == at), None)
+    return {} if row is None else row.read(read.values[at], read.values)
+
+
 _HEADS = {"megatron": False, "swift-megatron": False, "torchtune": True, "vllm": False}
 """By format, whether key/value heads have to be divided, too."""
 
@@ -245,6 +270,15 @@ def _more_ranks_than_named(case: Case) -> Iterator[Found]:
 
 
 VALUES = (
+    Rule(
+        id=ENGINE_REFUSES,
+        source=(
+            "Dao-AILab/flash-attention README: Ampere and newer; vLLM v0.11.0 and SGLang v0.5.23 "
+            "layers/quantization/fp8.py, create_weights; TransformerEngine pytorch/quantization.py"
+        ),
+        looks=_engine_refusals,
+        any_reader=True,
+    ),
     Rule(
         id="value-not-taken",
         source="; ".join(dict.fromkeys(row.source for row in TAKEN)),

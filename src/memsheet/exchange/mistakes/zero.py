@@ -7,12 +7,95 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.mistakes.case import Case, Found, Rule
+from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
 from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
 from memsheet.units import format_bytes
 
 Z, A = "zero_optimization", "activation_checkpointing"
 _HELD = ("offload_optimizer", "offload_param")
+
+
+def _batch_size_mismatches(case: Case) -> Iterator[Found]:
+    for name, values in case.values("deepspeed"):
+        sizes = [
+            values.get(key)
+            for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        ]
+        told = [size for size in sizes if isinstance(size, int) and size > 0]
+        gpus = case.together.gpus if values.get("sequence_parallel_size") in (None, 1) else None
+        if len(told) == len(sizes):
+            whole, micro, rounds = told
+            product = micro * rounds * (gpus or 1)
+            if (gpus and whole != product) or whole % product:
+                over = f"{gpus} GPUs" if gpus else "any number of GPUs"
+                yield Found(
+                    where=f"{name}: train_batch_size",
+                    says=f"{whole} is not {micro} sequences · {rounds} rounds · {over}",
+                    cure=f"train_batch_size {product}" if gpus else "leave one of the three out",
+                    stops=_is_certain_mismatch(case, whole, micro * rounds),
+                )
+
+
+def _is_certain_mismatch(case: Case, whole: int, product: int) -> bool:
+    """Whether no number of data-parallel ranks makes it right, or they are known: where further files say
+    them, or the sheet is of a job that has a sequence on each.
+    """
+    mesh = case.trained.mesh if case.trained else None
+    alone = mesh is not None and mesh.tp == mesh.pp == mesh.cp == 1
+    return (
+        bool(whole % product)
+        or alone
+        or any(name != "deepspeed" for name in (read.form.name for read in case.reads.values()))
+    )
+
+
+TRAINERS_TOO: Mapping[str, tuple[str, str]] = {
+    "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", "microbatch"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", "@accumulation"),
+    "gradient_clipping": ("max_grad_norm", ""),
+    "bf16.enabled": ("bf16", "precision."),
+    "fp16.enabled": ("fp16", "precision."),
+    "optimizer.params.lr": ("learning_rate", ""),
+    "optimizer.params.eps": ("adam_epsilon", ""),
+    "optimizer.params.weight_decay": ("weight_decay", ""),
+    "scheduler.params.warmup_max_lr": ("learning_rate", ""),
+}
+"""By DeepSpeed's key the Trainer's argument that has to be the same, and how keys of a plan begin that both
+say (transformers 5.23.0 integrations/deepspeed.py, trainer_config_process).
+"""
+
+
+def mismatched_settings(case: Case) -> Iterator[tuple[str, Found]]:
+    """What DeepSpeed's file says otherwise than the Trainer's arguments that name one, by the keys of a plan
+    that both say.
+    """
+    launched = any(values.get("distributed_type") == "DEEPSPEED" for _, values in case.values("accelerate"))
+    for name, file in case.values("deepspeed"):
+        for trainer, values in case.values(*TRAINERS):
+            for key, (argument, keys) in TRAINERS_TOO.items() if values.get("deepspeed") or launched else ():
+                one, two = _as_number(file.get(key)), _as_number(values.get(argument))
+                if one is not None and two is not None and one != two:
+                    says = f"{file[key]}, and {argument} of {trainer} is {values[argument]}"
+                    where = f"{name}: {key}"
+                    yield (
+                        keys,
+                        Found(
+                            where=where,
+                            says=f"{says}: the Trainer refuses values that mismatch",
+                            cure='"auto"',
+                            stops=True,
+                        ),
+                    )
+
+
+def _as_number(value: Any) -> float | None:
+    """A number or a switch, in figures or in a text; None of all else, as of a word for the program to fill
+    in.
+    """
+    try:
+        return float(value) if isinstance(value, int | float | str) else None
+    except ValueError:
+        return None
 
 
 def _not_switched(case: Case) -> Iterator[Found]:
@@ -206,6 +289,7 @@ def _slow_gather(case: Case) -> Iterator[Found]:
 
 _DS = "DeepSpeed 0.19.8 (edaa7221) deepspeed/runtime"
 ZERO = (
+    Rule(id="batch-product", source=f"{_DS}/config.py:937", looks=_batch_size_mismatches),
     Rule(id="recompute-not-switched", source=f"{_DS}/activation_checkpointing/checkpointing.py:1132: the group is read by configure()", looks=_not_switched),
     Rule(id="partition-without-tp", source=f"{_DS}/activation_checkpointing/checkpointing.py:1181: across model-parallel ranks", looks=_nothing_to_partition),
     Rule(id="contiguous-without-partition", source=f"{_DS}/activation_checkpointing/checkpointing.py:1239", looks=_unpartitioned_memory),

@@ -155,8 +155,13 @@ class Format:
     strict: tuple[
         str, ...
     ] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
+    strict_since: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of those groups in which every release's keys are listed, the first that stops at others: older
+    # ones ignore them (nothing where each release in use stops)
     rename: Callable[[str], str] | None = None  # how the engine reads a key by another of its names
     refers: tuple[str, ...] = ()  # keys that name a file of DeepSpeed's, which says the rest
+    inlines: tuple[str, ...] = ()  # keys that name a file of keys below them, or hold these themselves
     ships: Mapping[str, Values] = field(
         default_factory=dict
     )  # files of DeepSpeed's that its project has, by the end of their paths

@@ -16,7 +16,15 @@ from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import BASE
 from memsheet.exchange.shared.role_names import given_texts
 from memsheet.exchange.shared.script_flags import flags_in_call
-from memsheet.exchange.shared.script_places import BITS, LIKELY_NAME, MAPS, MODEL_FLAG, SPREADS, WHOLE
+from memsheet.exchange.shared.script_places import (
+    BITS,
+    LIKELY_NAME,
+    MAPS,
+    MODEL_FLAG,
+    SAME_MAP,
+    SPREADS,
+    WHOLE,
+)
 from memsheet.patterns import late_pattern
 
 OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
@@ -52,7 +60,7 @@ def from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     dtype, attention = held.get("dtype", held.get("torch_dtype")), held.get("attn_implementation")
     return {
         **({"dtype": str(dtype).removeprefix("torch.")} if dtype is not None else {}), **({"attention": attention} if attention is not None else {}),
-        **_bits_of_keywords(held), **({SPREADS: at} if (at := held.get(SPREADS)) in MAPS else {}),
+        **_bits_of_keywords(held), **({SPREADS: SAME_MAP.get(at, at)} if (at := held.get(SPREADS)) in MAPS else {}),
     }  # fmt: skip
 
 

@@ -17,7 +17,8 @@ MOST_SERVERS = 8
 @dataclass(frozen=True, slots=True)
 class NamedServer:
     """``gpus``: cards that are given to it alone, None where nobody said; ``at``: where the file says it.
-    ``together``: others of the file may run on the same cards at the same time. ``left_out``: what the file
+    ``together``: others of the file may run on the same cards at the same time; ``cards``: those that are
+    named for it, by their numbers. ``left_out``: what the file
     changes of the server beside its command, by key, which no sheet has.
     """
 
@@ -28,6 +29,7 @@ class NamedServer:
     together: bool = False
     remarks: tuple[str, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    cards: tuple[str, ...] = ()
 
 
 def joined_script(servers: tuple[NamedServer, ...]) -> str:

@@ -6,7 +6,14 @@ from __future__ import annotations
 
 import re
 
-from memsheet.exchange.shared.file_format import Format, Read, Values, is_key, nearest_known_key
+from memsheet.exchange.shared.file_format import (
+    EVERYWHERE,
+    Format,
+    Read,
+    Values,
+    is_key,
+    nearest_known_key,
+)
 from memsheet.patterns import late_pattern
 
 PACKAGES = {"llamafactory": "llamafactory", "megatron": "megatron-core", "torchtitan-toml": "torchtitan"}
@@ -15,6 +22,7 @@ of it.
 """
 _RELEASE = r"\s{0,4}==\s{0,4}v?(\d{1,4}(?:\.\d{1,6}){1,3})"
 _NUMBER = late_pattern(r"(\d+)\.(\d+)")
+_RELEASE_NUMBERS = late_pattern(r"\d{1,4}(?:\.\d{1,6}){1,3}")
 
 
 def stated_release(form: Format, text: str) -> str:
@@ -37,6 +45,34 @@ def keys_known(read: Read) -> bool:
     if said is None:
         return bool(read.release) and read.release in listed
     return own is not None and said.groups() == own.groups()
+
+
+def is_strict_group(read: Read, group: str) -> bool:
+    """Whether the file's program stops at an unknown key in a group: in the release that is said, where one
+    is.
+    """
+    form = read.form
+    said, since = _release_numbers(read.release), _release_numbers(form.strict_since.get(group, ""))
+    return (group in form.strict or EVERYWHERE in form.strict) and not (said and since and said < since)
+
+
+def is_key_of_no_release(read: Read, group: str, near: str) -> bool:
+    """Whether no release of a file's program has taken an unknown key of a group, nor has ignored it. Where
+    no release is said, of a key that is like a known one alone, as a newer release may have others; of a
+    group that older ones ignore, like one of its own.
+    """
+    since = read.form.strict_since.get(group)
+    if since is None:
+        return False
+    said, own = _release_numbers(read.release), _release_numbers(read.form.tested)
+    if said:
+        return _release_numbers(since) <= said <= own
+    return bool(near) and (not since or near.rpartition(".")[0] == group)
+
+
+def _release_numbers(text: str) -> tuple[int, ...]:
+    found = _RELEASE_NUMBERS.search(text)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def keys_of_one_program(form: Format, values: Values) -> bool:

@@ -15,6 +15,8 @@ LAUNCHED = ("deepspeed", "accelerate", "torchrun", "slurm", "kubernetes", "train
 """Formats that a training script stands beside; the others say their engine's whole batch, or its defaults
 are taken.
 """
+ASK_FOR_CARDS = ("slurm", "kubernetes", "skypilot")
+"""Files that ask a cluster for GPUs, whatever is started on them."""
 LOOPS = "pytorch"
 """Loops of scripts' own, which have no batch by default."""
 WIDTHS = ("bf16.enabled", "fp16.enabled")

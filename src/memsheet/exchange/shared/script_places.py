@@ -25,6 +25,8 @@ INLINE = "deepspeed"
 ASKS_CARD = "asks_card"
 """That the script asks its card whether it has bf16; it is read as on one that has."""
 SPREADS, MAPS = "device_map", ("auto", "balanced", "balanced_low_0", "sequential")
+SAME_MAP = {"auto": "balanced"}
+"""One word for maps that are made alike (transformers 5.23.0 integrations/accelerate.py:349-360)."""
 COLOCATED = "colocated"
 """The share of the card that a server in the trainer's own process takes."""
 OWN_LAYERS = "own_layers"

@@ -32,7 +32,14 @@ def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
     held = services if isinstance(services, Mapping) else {}
     containers = {str(at): _service_container(one) for at, one in held.items() if isinstance(one, Mapping)}
     return [
-        NamedServer(at, line, one["gpus"], BESIDE_RUNTIME if one["runtime"] else DEVICES, together=True)
+        NamedServer(
+            at,
+            line,
+            one["gpus"],
+            BESIDE_RUNTIME if one["runtime"] else DEVICES,
+            together=True,
+            cards=one["cards"],
+        )
         for at, one in containers.items()
         if starts_a_server(line := command_line(one, _quote_compose_word))
     ]
@@ -50,7 +57,7 @@ def _service_container(service: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "image": service.get("image"), "command": _shell_words(service.get("entrypoint")), "args": _shell_words(service.get("command")),
         "env": list(_service_env_entries(service.get("environment"))), "gpus": _reserved_gpu_count(service),
-        "runtime": service.get("runtime") == "nvidia",
+        "runtime": service.get("runtime") == "nvidia", "cards": _named_card_numbers(service),
     }  # fmt: skip
 
 
@@ -91,12 +98,22 @@ def _service_env_entries(value: Any) -> Iterator[dict[str, Any]]:
             yield {"name": str(name), "value": held}
 
 
-def _reserved_gpu_count(service: Mapping[str, Any]) -> int | None:
-    """Cards that a service has reserved; None where it has all, or nobody said."""
+def _named_card_numbers(service: Mapping[str, Any]) -> tuple[str, ...]:
+    """Cards that a service names by their numbers, in order; none where it counts them."""
+    lists = [one.get("device_ids") for one in _reserved_devices(service)]
+    return tuple(sorted(str(at) for held in lists if isinstance(held, list) for at in held))
+
+
+def _reserved_devices(service: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     node: Any = service
     for key in DEVICES.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
-    devices = [one for one in node if isinstance(one, Mapping)] if isinstance(node, list) else []
+    return [one for one in node if isinstance(one, Mapping)] if isinstance(node, list) else []
+
+
+def _reserved_gpu_count(service: Mapping[str, Any]) -> int | None:
+    """Cards that a service has reserved; None where it has all, or nobody said."""
+    devices = _reserved_devices(service)
     counts = [
         len(one["device_ids"]) if isinstance(one.get("device_ids"), list) else one.get("count")
         for one in devices

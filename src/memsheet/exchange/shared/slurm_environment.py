@@ -60,6 +60,45 @@ def with_submitted_variables(text: str) -> str:
     return text if told and text.startswith(told) else told + text
 
 
+_STEP = late_pattern(r"(?m)^[^#\n]*?\bsrun\s(?P<line>[^\n]*)")
+_PROGRAM = late_pattern(r"(?<![\w./-])(?:\S{0,200}/)?python[\d.]{0,5}\s|\S\.py\b")
+_STARTS_RANKS = late_pattern(
+    r"torchrun|torch\.distributed|\baccelerate\b|\bdeepspeed\b|\bmpirun\b|\bmpiexec\b"
+)
+
+
+def tasks_of_step(text: str) -> tuple[int, int] | None:
+    """Tasks and nodes of the first step that starts a Python program once a task, by the step's own options
+    and the header's (srun(1)); None where no step does, where a launcher starts the ranks of each node, or
+    nobody says how many there are.
+    """
+    lines = text.replace("\\\n", " ")
+    steps = (found["line"] for found in _STEP.finditer(lines))
+    step = next((line for line in steps if _PROGRAM.search(line)), None)
+    if step is None or _STARTS_RANKS.search(step):
+        return None
+    own = _counts_of([step.partition(" python")[0]])
+    header = _counts_of(line for line in text.splitlines() if DIRECTIVE.match(line))
+    asked = {**header, **own}
+    per_node, tasks, nodes = asked.get("ntasks-per-node"), asked.get("ntasks"), asked.get("nodes")
+    if "ntasks" in own or (tasks and not per_node):
+        total = own.get("ntasks", tasks)
+        nodes = nodes or (-(-total // per_node) if total and per_node else 1)
+        return (total, nodes) if total else None
+    nodes = nodes or (-(-tasks // per_node) if tasks and per_node else 1)
+    return (per_node * nodes, nodes) if per_node else None
+
+
+def _counts_of(lines: Iterable[str]) -> dict[str, int]:
+    """Counts by their options, of which a range is none."""
+    held: dict[str, int] = {}
+    for line in lines:
+        for name, option in _OPTIONS.items():
+            if (found := option.search(line)) and found["most"] in (None, found["count"]):
+                held[name] = int(found["count"])
+    return held
+
+
 def submitted_variables(directives: Iterable[str]) -> list[str]:
     """What a batch script's directives give its variables, as assignments: nodes, tasks and cards. A range of
     nodes, and what Slurm chooses itself, gives none.

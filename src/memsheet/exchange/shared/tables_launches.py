@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
+from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
     from memsheet.exchange.shared.flag_words import plain_value
@@ -39,6 +40,33 @@ def tables_launches(text: str) -> Iterator[TablesLaunch]:
         sections = any(one.startswith("--") and other == AT for one, other in pairwise(words))
         if files and not sections and all(file.endswith(ENDING) for file in files):
             yield TablesLaunch(tuple(files), tuple(_flag_values(words)))
+
+
+CONFIG_FLAGS = ("--job.config_file", "--job.config-file", "--job.config")
+TRAINS = late_pattern(r"torchtitan\.train|(?:\S{0,200}/)?train\.py")
+"""pytorch/torchtitan b5bcd76 run_train.sh: ``torchrun … -m torchtitan.train --job.config_file FILE``."""
+
+
+def config_launches(text: str) -> Iterator[TablesLaunch]:
+    """Starts in order of a program that is given one TOML by its flag, and flags over it by their places."""
+    if ENDING not in text or "--job.config" not in text:
+        return
+    for started in started_programs(text, _trainer_place):
+        words = _split_flags(started.given[:MOST_FLAGS])
+        files = [word for before, word in pairwise(words) if before in CONFIG_FLAGS and word.endswith(ENDING)]
+        over = [(at, held) for at, held in _flag_values(words) if f"--{at}" not in CONFIG_FLAGS]
+        if files:
+            yield TablesLaunch((files[-1],), tuple(one for one in over if "." in one[0]))
+
+
+def _trainer_place(words: Sequence[str]) -> int | None:
+    given = any(word.partition("=")[0] in CONFIG_FLAGS for word in words)
+    return next((at for at, word in enumerate(words) if given and TRAINS.fullmatch(word)), None)
+
+
+def _split_flags(words: Sequence[str]) -> list[str]:
+    """``--at=value`` as two words."""
+    return [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
 
 
 def _program_place(words: Sequence[str]) -> int | None:

@@ -110,7 +110,9 @@ def _cut_block_problem(one: CutBlock, plan: Plan, part: ModelSpec) -> Problem:
         1,
     )
     whole = f", or --ep {plan.mesh.tp}, which leaves experts whole" if one.routed else ""
-    return Problem(field="mesh.tp", value=plan.mesh.tp, reason=reason, hint=f"--tp {fewer}{whole}")
+    return Problem(
+        field="mesh.tp", value=plan.mesh.tp, reason=reason, hint=f"--tp {fewer}{whole}", refused=True
+    )
 
 
 def cut_block_notes(part: ModelSpec, plan: Plan, vendor: str | None, refuses: Refuses) -> Iterator[str]:

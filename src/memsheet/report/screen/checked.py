@@ -141,6 +141,8 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
     if checked.stops:
         yield from _wrap_with_indent(f"{OUTCOMES[NO_START]}  {stop_words(checked)}", look.width, "")
         yield from ("",) if checked.answer else ()
+    for line in unheard_lines(checked):
+        yield from (*_wrap_with_indent(line, look.width, ""), "")
     if checked.no_model:
         word = "KEYS ALONE" if checked.keys_alone else OUTCOMES[NO_SHEET]
         yield from _wrap_with_indent(f"{word}  {checked.no_model}", look.width, " " * 10)
@@ -154,10 +156,19 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
         yield from _wrap_with_indent(f"no sheet: {line}", look.width, "          ")
 
 
+def unheard_lines(checked: Checked) -> Iterator[str]:
+    """Keys that would change the sheet and that the engine ignores, a line each."""
+    for _, found in checked.mistakes:
+        if found.unheard:
+            yield f"{found.where}: {found.says}, and so does the sheet ({found.cure})"
+
+
 def stop_words(checked: Checked) -> str:
     """Why files do not start, in short."""
     if not checked.lacks_cards:
-        return "the engine refuses these files: see the mistakes below"
+        first, *others = (found for _, found in checked.mistakes if found.stops)
+        more = f" (and {len(others)} more, marked ! below)" if others else ""
+        return f"the engine refuses these files: {first.where}: {first.says} (cure: {first.cure}){more}"
     why = next(found.says for _, found in checked.mistakes if found.stops)
     cluster = checked.answer.cluster if checked.answer else None
     return why + (f"; below, the sheet on {cluster.count}×{cluster.device.name}" if cluster else "")

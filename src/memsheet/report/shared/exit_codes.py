@@ -18,11 +18,12 @@ EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
 
 
 def checked_exit_code(checked: Checked) -> int:
-    """Of files that were read: bad input where the engine refuses them or no sheet can be made; they do not
-    fit where they need more GPUs than are named.
+    """Of files that were read: a job that does not start is as sure not to run as one that does not fit; bad
+    input where no sheet can be made.
     """
-    no_sheet = checked.answer is None and (checked.why_not or checked.no_model)
-    if (checked.stops and not checked.lacks_cards) or (no_sheet and not checked.keys_alone):
+    if checked.stops:
+        return EXIT[Result.DOES_NOT_FIT]
+    if checked.answer is None and (checked.why_not or checked.no_model) and not checked.keys_alone:
         return BAD_INPUT
     return EXIT[checked.result] if checked.result else 0
 

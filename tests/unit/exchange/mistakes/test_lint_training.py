@@ -58,6 +58,22 @@ def args(**changes: Any) -> dict[str, str]:
     return {"args.yaml": "".join(f"{name}: {json.dumps(value)}\n" for name, value in held.items())}
 
 
+def spread(maps: str) -> dict[str, str]:
+    text = (
+        "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        f"model = AutoModelForCausalLM.from_pretrained('meta-llama/Llama-3.2-1B', device_map='{maps}')\n"
+        "args = TrainingArguments(output_dir='o', per_device_train_batch_size=1, bf16=True)\n"
+        "Trainer(model=model, args=args).train()\n"
+    )
+    return {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": text}
+
+
+def axolotl(adapter: str) -> dict[str, str]:
+    rest = "lora_r: 8\nlora_target_linear: true\nmicro_batch_size: 1\nsequence_len: 2048\n"
+    said = f"base_model: meta-llama/Llama-3.2-1B\nadapter: {adapter}\nload_in_4bit: true\nbf16: true\n"
+    return {"axolotl.yaml": f"{said}{rest}"}
+
+
 def factory(method: str) -> dict[str, str]:
     bits = (
         "quantization_bit: 4\nfinetuning_type: lora\nbf16: true\ncutoff_len: 2048\nstage: "
@@ -106,6 +122,7 @@ def both(*files: Mapping[str, str]) -> dict[str, str]:
 
 BIG = {"model": "llama-3.1-8b"}
 CASES: dict[str, Case] = {
+    "batch-product": (ds(train_batch_size=63, gradient_accumulation_steps=4), ds(train_batch_size=32, gradient_accumulation_steps=4), {}),
     "recompute-not-switched": (ds(activation_checkpointing={"profile": False}), ds(), {}),
     "partition-without-tp": (ds(activation_checkpointing={"partition_activations": True}), ds(activation_checkpointing={"profile": True}), {}),
     "contiguous-without-partition": (
@@ -147,6 +164,12 @@ CASES: dict[str, Case] = {
     "finds-batch": (args(auto_find_batch_size=True), args(auto_find_batch_size=False), {}),
     "loss-per-rank": (args(average_tokens_across_devices=False), args(average_tokens_across_devices=True), {}),
     "label-smoothing": (args(label_smoothing_factor=0.1), args(label_smoothing_factor=0.0), {}),
+    "recomputes-twice": (
+        args(gradient_checkpointing=True, fsdp=True, fsdp_config={"activation_checkpointing": True}),
+        args(gradient_checkpointing=False, fsdp=True, fsdp_config={"activation_checkpointing": True}), {},
+    ),
+    "spread-over-ranks": (spread("auto"), spread("cuda"), {}),
+    "bits-without-adapter": (axolotl("lora"), axolotl("qlora"), {"gpus": "1xA100-80GB"}),
     "caches-and-recomputes": (args(use_cache=True, gradient_checkpointing=True), args(use_cache=False, gradient_checkpointing=True), {}),
     "reentrant-recompute": (
         args(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),
@@ -214,6 +237,9 @@ def test_a_rule_finds_its_mistake_and_no_other(rule: str, tmp_path: Path) -> Non
 
 
 STOPS = {
+    "batch-product",
+    "recomputes-twice",
+    "spread-over-ranks",
     "nvme-without-folder", "recompute-half-said", "switch-needs-another", "unsynchronised-loading", "async-tp-uncompiled",
 }  # fmt: skip
 

@@ -87,7 +87,7 @@ def test_a_program_by_its_file_is_started_by_any_launcher(launch: str) -> None:
 
 
 def test_a_program_that_another_is_given_is_not_started() -> None:
-    with pytest.raises(InputError, match="not recognised"):
+    with pytest.raises(InputError, match="is not there"):
         recognise_files({"run.sh": f"deepspeed mine.py {OLDER_TRAINER}\n"}, ())
 
 

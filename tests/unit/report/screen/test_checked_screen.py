@@ -89,7 +89,7 @@ def test_files_that_do_not_start_say_so_before_all_else(tmp_path, capsys):
         ]
     )
     text = capsys.readouterr().out
-    assert (code, text.startswith("DOES NOT START")) == (2, True)
+    assert (code, text.startswith("DOES NOT START")) == (10, True)
     assert text.index("Mistakes (") < text.index("! ")
 
 

@@ -168,6 +168,14 @@ def axolotl_moves(values: Values, asked: Values) -> Iterator[Moved]:
             high_bytes=0,
             instant=Instant.BACKWARD if again else None,
         )
+    if (
+        parse_switch(values.get("load_in_4bit"))
+        and values.get("adapter") == "lora"
+        and asked.get("@parameters")
+    ):
+        # v0.12.0 loaders/model.py:516, v0.13.0 :712: the keyword of from_pretrained, and then nothing
+        why = "releases to 0.12 load four bits beside adapter: lora, newer ones, as the sheet is, none"
+        yield Moved(at="load_in_4bit", why=why, low_bytes=-asked["@parameters"] * 3 // 2, high_bytes=0)
     if parse_switch(values.get(PADDED)):
         words = MULTIPLE * asked["@hidden"]
         yield Moved(at=PADDED, why="up to 31 words more", low_bytes=0, high_bytes=2 * WORD_BYTES * words)

@@ -105,7 +105,7 @@ def _factory_plan_problems(asked: Values) -> Iterator[Problem]:
 FORMAT = Format(
     name="llamafactory", gradient_sync="last", file="llamafactory.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_required_factory_keys, problems=_factory_plan_problems, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
-    never=OF_SWIFT | OF_TORCHTUNE, absent=factory_implied_keys, refers=("deepspeed", FACTORY_FILE), ships=SHIPPED, strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
+    never=OF_SWIFT | OF_TORCHTUNE, absent=factory_implied_keys, refers=("deepspeed", FACTORY_FILE), inlines=("fsdp_config",), ships=SHIPPED, strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
     rename=_rename_factory_key, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
     weighed=INSIDE_WEIGHED, preferences=_factory_preferences, moves=_factory_moves, starts=lambda _, given: given.keys() >= {"stage", "finetuning_type", "model_name_or_path"},
     differs={

@@ -1,0 +1,75 @@
+"""A model that one process loads over several cards (``device_map``); its sheet is of a whole copy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memsheet.budget import Answer, worst_sheet
+from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.shared.script_defaults import LAUNCHED
+from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.workload import Training
+from memsheet.sheet import STATES, Component, Sheet
+
+PLACE = f"{SCRIPT}.{SPREADS}"
+IN_TURN = "sequential"
+"""The map that fills one card after the other; all others give each an even share."""
+
+
+def spreads_layers(reads: Mapping[str, Read], answer: Answer) -> bool:
+    """Whether one process spreads the layers of a training over the cards that it sees: a script that loads
+    so, and that nothing starts more than once (transformers 5.23.0 trainer.py: is_model_parallel).
+    """
+    cards = answer.cluster.count if answer.cluster else 1
+    loads = any(read.values.get(PLACE) in MAPS for read in reads.values())
+    started = any(read.form.name in LAUNCHED for read in reads.values())
+    return loads and not started and cards > 1 and isinstance(answer.plan.workload, Training)
+
+
+def spread_words(answer: Answer) -> str:
+    cards = answer.cluster.count if answer.cluster else 1
+    told = f"one process spreads the layers over {cards} GPUs ({SPREADS})"
+    return f"{told}, and the sheet is of a whole copy on each"
+
+
+def even_share(answer: Answer) -> int:
+    """What the fullest of the cards that share a copy has at least: no less than an even share of it."""
+    assert answer.verdict is not None
+    assert answer.cluster is not None
+    exchanged = exchanged_bytes(worst_sheet(answer.sheets))
+    return max(0, int(answer.verdict.device.low) - exchanged) // answer.cluster.count
+
+
+def exchanged_bytes(sheet: Sheet) -> int:
+    """Of buckets in which replicas exchange their gradients, at most."""
+    return max(int(sheet.of(Component.COMMUNICATION, instant=at).high) for at in sheet.instants)
+
+
+def spread_moves(reads: Mapping[str, Read], answer: Answer) -> tuple[Moved, ...]:
+    """What the fullest card has less than a whole copy: all but its share of the states, which is an even one
+    with the room of 1.25 of the largest part beside it, and the part with which it is passed (accelerate
+    1.15.0 utils/modeling.py, get_balanced_memory: buffer; infer_auto_device_map), and all buckets. What the
+    layers keep for backward is left whole, as the last card may have the most of it.
+    """
+    if not spreads_layers(reads, answer) or answer.verdict is None or answer.cluster is None:
+        return ()
+    sheet, cards = worst_sheet(answer.sheets), answer.cluster.count
+    sums = sheet.sums()[sheet.peak_instant]
+    states = sum(int(sums[one].value) for one in STATES if one in sums)
+    share = states // cards + (9 * _largest_part(answer, states)) // 4
+    buckets = int(sums[Component.COMMUNICATION].low) if Component.COMMUNICATION in sums else 0
+    in_turn = any(read.values.get(PLACE) == IN_TURN for read in reads.values())
+    surely = 0 if in_turn else max(0, states - share) + buckets
+    most = int(answer.verdict.device.low) - even_share(answer)
+    return (Moved(at=PLACE, why=spread_words(answer), low_bytes=-max(surely, most), high_bytes=-surely),)
+
+
+def _largest_part(answer: Answer, states: int) -> int:
+    """Bytes of states of the largest part that no map cuts: a layer, or the table of words, which no
+    quantization takes.
+    """
+    model, plan = answer.model, answer.plan
+    trained = 1 if plan.adapter is not None else 4  # with a gradient and two moments
+    table = model.vocab * model.hidden * (4 if plan.precision.parameters is FP32 else 2) * trained
+    return min(states, max(table, states // max(1, model.layers)))

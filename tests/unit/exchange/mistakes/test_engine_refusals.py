@@ -1,0 +1,213 @@
+"""What an engine refuses stands above the verdict, and its exit code is that of a job that does not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.cli import main
+from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.exit_codes import checked_exit_code
+
+DS = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
+TRAINER = """from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-8B", torch_dtype="bfloat16"{loads})
+args = TrainingArguments(output_dir="o", per_device_train_batch_size=1, bf16=True, gradient_checkpointing=True)
+Trainer(model=model, args=args).train()
+"""
+ARGS = "model_name_or_path: meta-llama/Llama-3.2-1B\nper_device_train_batch_size: 1\nbf16: true\n"
+FSDP = """distributed_type: FSDP
+num_processes: 8
+mixed_precision: bf16
+fsdp_config:
+  fsdp_version: 2
+  fsdp_activation_checkpointing: {}
+"""
+
+
+def checked(folder: Path, files: dict[str, str], gpus: str = "8xA100-80GB", **options: Any) -> Checked:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return memsheet.check(*(str(folder / name) for name in files), gpus=gpus, **options)
+
+
+def stops(found: Checked) -> list[str]:
+    return [rule.id for rule, one in found.mistakes if one.stops]
+
+
+def deepspeed(folder: Path, **more: Any) -> Checked:
+    return checked(folder, {"ds.json": json.dumps({**DS, **more})}, model="llama-3.2-1b", seq_len=512)
+
+
+def test_a_batch_that_is_no_product_stops_where_the_ranks_are_known(tmp_path: Path) -> None:
+    whole = {"train_batch_size": 128, "gradient_accumulation_steps": 4}
+    assert not stops(deepspeed(tmp_path, **whole))
+    found = deepspeed(tmp_path, **{**whole, "train_batch_size": 64})
+    assert (stops(found), checked_exit_code(found)) == (["batch-product"], 10)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"zero_optimization": {"stage": 3, "stage3_max_live_params": 1e9}},
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_mem": True}}},
+        {"bf16": {"enable": True}},
+    ],
+)
+def test_a_key_that_no_release_takes_stops(more: dict[str, Any], tmp_path: Path) -> None:
+    found = deepspeed(tmp_path, **more)
+    assert (stops(found), checked_exit_code(found)) == (["unknown-key"], 10)
+
+
+def test_a_key_that_older_releases_ignore_leaves_a_verdict_open(tmp_path: Path) -> None:
+    copied = {"bf16": {"enabled": True, "loss_scale": 0}}
+    found = deepspeed(tmp_path, **copied)
+    assert (stops(found), checked_exit_code(found)) == ([], 11)
+    assert "before 0.17.1 ignore it" in found.doubt
+    ds = {"ds.json": json.dumps({**DS, **copied})}
+    newer, older = (
+        checked(tmp_path, ds, model="llama-3.2-1b", seq_len=512, engine_version=release)
+        for release in ("0.18.0", "0.16.0")
+    )
+    assert (stops(newer), checked_exit_code(older)) == (["unknown-key"], 0)
+
+
+def test_a_key_that_is_not_heard_stands_above_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ds = {**DS, "zero_optimisation": {"stage": 3}}
+    del ds["zero_optimization"]
+    (tmp_path / "ds.json").write_text(json.dumps(ds))
+    main(
+        [
+            "check",
+            str(tmp_path / "ds.json"),
+            "--model",
+            "llama-3.2-1b",
+            "--gpus",
+            "8xA100-80GB",
+            "--seq-len",
+            "512",
+        ]
+    )
+    head = capsys.readouterr().out.partition("train llama")[0]
+    assert "zero_optimisation.stage" in head
+    assert "zero_optimization.stage?" in head
+
+
+@pytest.mark.parametrize(("own", "sure"), [("4", False), ("8", True)])
+def test_settings_that_mismatch_the_trainers_stop(own: str, sure: bool, tmp_path: Path) -> None:
+    args = ARGS.replace("size: 1", f"size: {own}") + "deepspeed: ds.json\n"
+    found = checked(tmp_path, {"ds.json": json.dumps(DS), "args.yaml": args}, seq_len=512)
+    assert (stops(found) == ["files-disagree"]) is sure
+
+
+@pytest.mark.parametrize("trainers", [True, False])
+@pytest.mark.parametrize("launchers", [True, False])
+def test_recompute_of_the_launcher_and_of_the_trainer_stop(
+    trainers: bool, launchers: bool, tmp_path: Path
+) -> None:
+    args = f"{ARGS}gradient_checkpointing: {str(trainers).lower()}\n"
+    files = {"acc.yaml": FSDP.format(str(launchers).lower()), "args.yaml": args}
+    found = checked(tmp_path, files, seq_len=512)
+    assert (stops(found) == ["recomputes-twice"]) is (trainers and launchers)
+
+
+@pytest.mark.parametrize(("held", "code"), [("true", 10), ("false", 0), (None, 11)])
+def test_the_file_that_fsdp_config_names_is_read(
+    held: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINER.format(loads="").replace("TrainingArguments(", "parsed("))
+    if held:
+        (tmp_path / "fsdp.json").write_text(f'{{"fsdp_version": 2, "activation_checkpointing": {held}}}')
+    args = f"{ARGS}gradient_checkpointing: true\nfsdp: full_shard auto_wrap\nfsdp_config: fsdp.json\n"
+    monkeypatch.chdir(tmp_path)
+    Path("args.yaml").write_text(args)
+    found = memsheet.check("args.yaml", gpus="8xA100-80GB", seq_len=512)
+    assert checked_exit_code(found) == code
+    assert ("fsdp_config" in found.doubt) is (held is None)
+
+
+@pytest.mark.parametrize(("maps", "launch", "refused"), [
+    (', device_map="auto"', "torchrun --nproc_per_node 2", True),
+    (', device_map="sequential"', "accelerate launch --num_processes 2", True),
+    (', device_map={"": 0}', "torchrun --nproc_per_node 2", False),
+    (', device_map="auto"', "python", False),
+    (', device_map="auto"', "torchrun --nproc_per_node 1", False),
+    (', device_map="auto"', "ACCELERATE_BYPASS_DEVICE_MAP=true torchrun --nproc_per_node 2", False),
+])  # fmt: skip
+def test_layers_that_are_spread_are_trained_by_one_process(
+    maps: str, launch: str, refused: bool, tmp_path: Path
+) -> None:
+    files = {"run.sh": f"{launch} train.py\n", "train.py": TRAINER.format(loads=maps)}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = memsheet.check(str(tmp_path / "run.sh"), gpus="2xA100-80GB", seq_len=512)
+    assert ("spread-over-ranks" in stops(found)) is refused
+
+
+def test_what_one_process_spreads_is_no_whole_copy_on_each(tmp_path: Path) -> None:
+    adapters = (
+        "from peft import LoraConfig, get_peft_model\nmodel = get_peft_model(model, LoraConfig(r=16))\nargs ="
+    )
+
+    def needs(loads: str) -> Checked:
+        text = TRAINER.format(loads=loads).replace("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-14B")
+        (tmp_path / "train.py").write_text(text.replace("args =", adapters, 1))
+        return memsheet.check(str(tmp_path / "train.py"), gpus="2xRTX4090", seq_len=512)
+
+    spread, copies = needs(', device_map="auto"'), needs("")
+    assert spread.answer is not None
+    assert copies.answer is not None
+    assert spread.answer.verdict is not None
+    assert copies.answer.verdict is not None
+    mine, whole = spread.answer.verdict.device, copies.answer.verdict.device
+    states = 14_768_307_200 * 2
+    assert whole.value - mine.value > states // 4
+    assert mine.value > states // 2
+    assert spread.result is Result.UNCERTAIN
+    assert "one process spreads the layers" in spread.doubt
+
+
+@pytest.mark.parametrize(("card", "code"), [("T4", 10), ("L4", 0)])
+def test_an_attention_that_the_card_has_not_stops(card: str, code: int, tmp_path: Path) -> None:
+    loads = ', attn_implementation="flash_attention_2"'
+    text = TRAINER.format(loads=loads).replace("Llama-3.1-8B", "Llama-3.2-1B")
+    found = checked(tmp_path, {"train.py": text}, f"8x{card}", seq_len=128)
+    assert checked_exit_code(found) == code
+    assert (stops(found) == ["engine-refuses"]) is (code == 10)
+    assert not any("compute capability" in line for line in found.why_not)
+
+
+@pytest.mark.parametrize(("release", "code"), [("0.11.0", 10), ("0.28.0", 11), (None, 11), ("0.33.0", 0)])
+def test_experts_that_are_cut_inside_a_block_load_by_release(
+    release: str | None, code: int, tmp_path: Path
+) -> None:
+    command = "vllm serve Qwen/Qwen3-235B-A22B-Instruct-2507-FP8 -tp {} --max-model-len 32768\n"
+    options = {"engine_version": release} if release else {}
+    found = checked(tmp_path, {"serve.sh": command.format(8)}, "8xH200", **options)
+    assert checked_exit_code(found) == code
+    assert checked_exit_code(checked(tmp_path, {"serve.sh": command.format(4)}, "4xH200", **options)) == 0
+
+
+COMPOSE = """services:
+  chat:
+    image: vllm/vllm-openai:v0.10.2
+    command: --model Qwen/Qwen3-8B --max-model-len 8192 --gpu-memory-utilization 0.6
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, device_ids: ["0"], capabilities: [gpu]}}]}}}}}}
+  embed:
+    image: vllm/vllm-openai:v0.10.2
+    command: --model BAAI/bge-m3 --gpu-memory-utilization {share}
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, device_ids: ["{card}"], capabilities: [gpu]}}]}}}}}}
+"""
+
+
+@pytest.mark.parametrize(("share", "card", "code"), [("0.5", "0", 10), ("0.3", "0", 11), ("0.5", "1", 11)])
+def test_shares_of_one_card_are_added(share: str, card: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "compose.yml").write_text(COMPOSE.format(share=share, card=card))
+    assert main(["check", str(tmp_path / "compose.yml"), "--gpus", "1xA100-80GB", "--json"]) == code
