@@ -18,7 +18,6 @@ from memsheet.jobs.resident import OF_PROCESS, host_bytes, resident_items
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.job import Job, Phase, Residency, Role, Work
 from memsheet.plan.plan import Plan, RecomputeMode
-from memsheet.plan.workload import Training
 from memsheet.sheet import NOTHING, OUTSIDE_TENSORS, Bytes, Component, Derived, Instant, Item, Sheet
 
 Stages = Mapping[str, int]
@@ -151,7 +150,7 @@ def _generated_items(
         role.name,
         replace(
             owner.plan,
-            workload=Training(microbatch=rows, seq_len=tokens),
+            workload=replace(owner.plan.workload, microbatch=rows, seq_len=tokens),
             recompute=replace(owner.plan.recompute, mode=RecomputeMode.FULL),
         ),
     )

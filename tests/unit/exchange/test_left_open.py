@@ -465,7 +465,7 @@ def test_what_a_servers_flag_may_take_off_has_a_bound(tmp_path: Path, flag: str)
 
 
 def test_a_flag_that_may_leave_out_a_tower_leaves_the_rest(tmp_path: Path) -> None:
-    (tmp_path / "serve.sh").write_text("vllm serve Qwen/Qwen2.5-VL-7B-Instruct --language-model-only\n")
+    (tmp_path / "serve.sh").write_text("vllm serve Qwen/Qwen2.5-VL-7B-Instruct --mm-encoder-tp-mode data\n")
     found = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB")
     assert found.answer is not None
     assert found.answer.verdict is not None

@@ -39,7 +39,7 @@ from memsheet.search.library_bytes import doubted_advice
 WHOLE = {"unsloth": {"full_finetuning": True}, "llama-factory": {"finetuning_type": "full"}}
 OTHER: dict[str, Any] = {
     "seq_len": 96, "microbatch": 3, "recompute.mode": "selective", "precision.name": "bf16-master", "precision.parameters": "bf16", "loss": "fused",
-    "optimizer.name": "sgd", "optimizer.implementation": "foreach", "adapter.rank": 5, "adapter.dtype": "fp32", "adapter.targets": ["q_proj"], "quantization.weights": "int8",
+    "optimizer.name": "sgd", "optimizer.implementation": "foreach", "adapter.rank": 5, "adapter.dtype": "fp32", "adapter.targets": ["q_proj"], "quantization.weights": "int8", "quantization.experts": False,
     "precision.compute": "fp16", "offload.activations": False, "@accumulation": 3, "attention": "sdpa",
 }  # fmt: skip
 EACH = [(library, default) for library, own in LIBRARY_DEFAULTS.items() for default in own if default.keys]

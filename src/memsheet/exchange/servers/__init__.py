@@ -53,7 +53,7 @@ KINDS = (
     Kind(swapped_servers, ("cmd",)),
     Kind(disaggregated_servers, ("context_servers:", "generation_servers:")),
     Kind(graph_servers, ("dynamographdeployment",)),
-    Kind(ray_servers, ("model_loading_config",)),
+    Kind(ray_servers, ("model_loading_config", "model_id:")),
     Kind(recipe_servers, ("variants:",)),
     Kind(template_servers, ("defaults:",)),
     Kind(model_service_servers, ("modelartifacts",)),

@@ -12,7 +12,7 @@ def whole_names(names: Collection[str], aliases: Mapping[str, str] | None = None
     others = aliases or {}
 
     def whole(at: str) -> str:
-        if at in names or not at.startswith("--"):
+        if at in names or not at.startswith("--") or "." in at:  # keys inside a flag's value stand whole
             return at
         found = [name for name in (*names, *others) if name.startswith(at)]
         return others.get(found[0], found[0]) if len(found) == 1 else at

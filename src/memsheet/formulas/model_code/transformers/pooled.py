@@ -25,8 +25,11 @@ ON_EMBEDDINGS = (
 
 
 def pools_states(spec: ModelSpec) -> bool:
-    """Whether a model of text has no head of its own."""
-    return spec.head.kind == "none" and not of_pictures(spec.embeddings)
+    """Whether a model of text ends with its states, which a head of few labels or of a value that is left out,
+    as wide as the vocabulary that it stands in the place of, does not.
+    """
+    bare = spec.head.kind == "none" and spec.head.width == spec.hidden
+    return bare and not of_pictures(spec.embeddings)
 
 
 def pooling_notes(spec: ModelSpec) -> tuple[str, ...]:
