@@ -150,7 +150,7 @@ def _generated_items(
         role.name,
         replace(
             owner.plan,
-            workload=replace(owner.plan.workload, microbatch=rows, seq_len=tokens),
+            workload=replace(owner.plan.training, microbatch=rows, seq_len=tokens),
             recompute=replace(owner.plan.recompute, mode=RecomputeMode.FULL),
         ),
     )
