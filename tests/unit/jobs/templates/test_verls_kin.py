@@ -55,7 +55,7 @@ def test_a_program_that_takes_its_keys_is_its_trainer_in_doubt(tmp_path: Path, p
 
 def test_a_program_without_its_keys_is_none(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("python3 train.py data.max_prompt_length=512 trainer.nnodes=1\n")
-    with pytest.raises(memsheet.InputError, match="is not recognised"):
+    with pytest.raises(memsheet.InputError, match="is not there"):
         memsheet.check(tmp_path / "run.sh")
 
 
