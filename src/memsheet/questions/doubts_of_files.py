@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
-from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
@@ -39,10 +38,10 @@ from memsheet.exchange.verdict_doubts import (
     tower_parameters,
 )
 from memsheet.formulas.states.params import parameter_count
-from memsheet.frozen import replace
-from memsheet.jobs.shorter import MOST_HALVES
+from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
 from memsheet.plan.workload import Training
+from memsheet.questions.length_doubts import resting_states, unsaid_length
 from memsheet.questions.named_models import (
     bundled_name,
     is_guessed_model,
@@ -62,8 +61,7 @@ from memsheet.questions.spread_layers import (
     spread_words,
     spreads_layers,
 )
-from memsheet.resolve.length import derived_max_length
-from memsheet.sheet import STATES, Bytes, Component, Instant, Item, Sheet
+from memsheet.sheet import Bytes, Component, Sheet
 
 with late_functions(__name__):
     from memsheet.exchange.shared.loop_places import wraps_by_itself
@@ -353,26 +351,74 @@ def _reason_to_doubt(
     given: Mapping[str, Any],
     case: Case,
 ) -> Doubt:
-    verdict = answer.verdict if answer else None
-    if answer is None or verdict is None:
+    if answer is None or answer.verdict is None:
         return Doubt("")
     fewer, unsure = _at_fewest(answer, case)
     least = int(fewer.verdict.device.low) if fewer.verdict else 0
-    named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
+    found = _left_open_by(reads, answer, given)
+    doubt = _doubt_of_model(reads, answer, found, fewer, case) or _doubt_of_files(reads, answer, found, least)
+    if doubt is None and found.named:
+        doubt = _doubt_of_options(reads, answer, found, fewer)
+    if doubt is None and answer.verdict.result is not Result.FITS and unsure:
+        doubt = Doubt(DTYPE_UNKNOWN, least)
+    return doubt or _doubt_of_moved_bytes(answer, moved, least) or Doubt("")
+
+
+class _LeftOpen(NamedTuple):
+    """What files leave open. ``named``: options that no sheet has, with what is told of each, and ``asked``
+    their keys; ``words``: files that are not there, launchers that nobody names and those options; ``states``:
+    whether any of it may move what the model takes at rest.
+    """
+
+    named: list[str]
+    asked: list[str]
+    elsewhere: tuple[str, ...]
+    words: tuple[str, ...]
+    states: bool
+
+
+def _left_open_by(reads: Mapping[str, Read], answer: Answer, given: Mapping[str, Any]) -> _LeftOpen:
+    assert answer.verdict is not None
+    named = [one for read in reads.values() for one in left_open(read, given, answer.verdict.result)]
     absent = [name for name in absent_files(reads) if not _is_known_whole(reads.get(name))]
     not_there = (
         f"{absent[0]} is named and is not among the files: name it on the command line, too" if absent else ""
     )
-    launcher = _open_launcher(reads, answer, given)
-    open_words = [*filter(None, (not_there, launcher, _not_held(reads, named) if named else ""))]
-    further = "".join(f"; {words}" for words in open_words)
+    elsewhere = tuple(filter(None, (not_there, _open_launcher(reads, answer, given))))
     asked = [one.partition(" ")[0] for one in named if not one.startswith((FURTHER, TRAININGS))]
     serves = not isinstance(answer.plan.workload, Training)
     moves = any(map(moves_weights_of_server, asked)) if serves else moves_states(asked)
-    open_arguments = any(MORE in read.values for read in reads.values()) or moves
-    least = 0 if absent or launcher else least
-    open_states = bool(absent or launcher or open_arguments)
-    kept = least_of(fewer, asked) if fewer.verdict else 0
+    more = any(MORE in read.values for read in reads.values())
+    words = (*elsewhere, *((_not_held(reads, named),) if named else ()))
+    return _LeftOpen(named, asked, elsewhere, words, bool(elsewhere or more or moves))
+
+
+def _doubt_of_files(reads: Mapping[str, Read], answer: Answer, found: _LeftOpen, least: int) -> Doubt | None:
+    """That files are of other machines, of a model of other sizes or another family, or not all there."""
+    least, further = 0 if found.elsewhere else least, "".join(f"; {words}" for words in found.words)
+    if apart := [*_other_nodes(reads, answer)]:
+        return Doubt("; ".join(apart), least)
+    other = [
+        f"{at} {read.values[at]}, and the model has {own}"
+        for read in reads.values()
+        for at, own in _differing_model_sizes(read, answer)
+    ]
+    if other:
+        return Doubt(f"the files are of another model: {'; '.join(other)}", least)
+    if strange := _other_family(reads, answer):
+        return Doubt(strange + further)
+    fits = answer.verdict is not None and answer.verdict.result is Result.FITS
+    if spreads_layers(reads, answer) and not fits:
+        return Doubt(spread_words(answer) + further, 0 if further else even_share(answer))
+    return Doubt("; ".join(found.words)) if found.elsewhere else None
+
+
+def _doubt_of_model(
+    reads: Mapping[str, Read], answer: Answer, found: _LeftOpen, fewer: Answer, case: Case
+) -> Doubt | None:
+    """That the sheet is of another model than the files name, or of another length than it was made for."""
+    further = "".join(f"; {words}" for words in found.words)
+    kept = least_of(fewer, found.asked) if fewer.verdict else 0
     stands_in = answer.model.name.endswith(BY_SIZE)
     if not stands_in and (
         stranger := another_model(served_model(reads), model_of(named_model(reads)), answer)
@@ -382,9 +428,9 @@ def _reason_to_doubt(
     served = likely_served(reads)
     if likely := likely_trained(reads) or (served.name if served else None):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
-        return Doubt(words + further, 0 if open_states else min(_least_resting(answer), kept))
-    if not stands_in and (unsaid := _unsaid_length(reads, answer)):
-        return Doubt(unsaid + further, 0 if open_states else min(resting_states(answer), kept))
+        return Doubt(words + further, 0 if found.states else min(_least_resting(answer), kept))
+    if not stands_in and (unsaid := unsaid_length(reads, answer)):
+        return Doubt(unsaid + further, 0 if found.states else min(resting_states(answer), kept))
     if (sized := sized_stand_in(reads)) is not None and answer.model.name == sized.spec.name:
         words = (
             f"nothing is known of {served_model(reads)} but the size in its name: the sheet is of "
@@ -392,136 +438,43 @@ def _reason_to_doubt(
         )
         return Doubt(
             f"{words}: --model names another, or its config.json{further}",
-            0 if open_states else int(_least_resting(answer) * sized.least_share),
+            0 if found.states else int(_least_resting(answer) * sized.least_share),
         )
-    other = [
-        f"{at} {read.values[at]}, and the model has {own}"
-        for read in reads.values()
-        for at, own in _differing_model_sizes(read, answer)
-    ]
-    if apart := [*_other_nodes(reads, answer)]:
-        return Doubt("; ".join(apart), least)
-    if other:
-        return Doubt(f"the files are of another model: {'; '.join(other)}", least)
-    if strange := _other_family(reads, answer):
-        return Doubt(strange + further)
-    if spreads_layers(reads, answer) and verdict.result is not Result.FITS:
-        return Doubt(spread_words(answer) + further, 0 if further else even_share(answer))
-    if absent or launcher:
-        return Doubt("; ".join(open_words))
-    if named:
-        keys = asked
-        job = answer.plan.workload
-        of_one = not isinstance(job, Training) or int(job.microbatch) == 1
-        more_need_more = of_one and says_sequences_alone(reads.values(), named)
-        if more_need_more:
-            prompts = all(NO_PROMPT in one for one in named)
-            beyond = "" if prompts else "; the range is of one sequence, and more need more"
-            return Doubt(_not_held(reads, named) + beyond, least, no_most=True)
-        words = _not_held(reads, named)
-        grows = not PEFT_OPTIONS.isdisjoint(keys)
-        least = least_of(fewer, keys)
-        return Doubt(words, least, movable_bytes=movable_bytes(fewer, keys), no_most=grows)
-    if verdict.result is not Result.FITS and unsure:
-        return Doubt(DTYPE_UNKNOWN, least)
+    return None
+
+
+def _doubt_of_options(reads: Mapping[str, Read], answer: Answer, found: _LeftOpen, fewer: Answer) -> Doubt:
+    """Of options that no sheet has, where nothing else is open."""
+    job, words = answer.plan.workload, _not_held(reads, found.named)
+    of_one = not isinstance(job, Training) or int(job.microbatch) == 1
+    if of_one and says_sequences_alone(reads.values(), found.named):
+        prompts = all(NO_PROMPT in one for one in found.named)
+        beyond = "" if prompts else "; the range is of one sequence, and more need more"
+        least = int(fewer.verdict.device.low) if fewer.verdict else 0
+        return Doubt(words + beyond, least, no_most=True)
+    grows = not PEFT_OPTIONS.isdisjoint(found.asked)
+    movable = movable_bytes(fewer, found.asked)
+    return Doubt(words, least_of(fewer, found.asked), movable_bytes=movable, no_most=grows)
+
+
+def _doubt_of_moved_bytes(answer: Answer, moved: tuple[Moved, ...], least: int) -> Doubt | None:
+    """Of what the files hold beside the sheet, or keep elsewhere, where that decides."""
+    verdict, room = answer.verdict, answer.cluster.device.framework_low_bytes if answer.cluster else 0
+    assert verdict is not None
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
-    room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
-    if more and verdict.result is not Result.DOES_NOT_FIT and int(verdict.device.high) + more > room:
-        return Doubt(
-            (
-                f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more "
-                "than a GPU has"
-            ),
-            least,
-        )
-    if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
-        return Doubt(
-            f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", max(0, least + less)
-        )
-    return Doubt("")
+    denied = verdict.result is Result.DOES_NOT_FIT
+    if more and not denied and int(verdict.device.high) + more > room:
+        what = ", ".join(one.at for one in moved if one.high_bytes > 0)
+        return Doubt(f"with {what} it may need more than a GPU has", least)
+    if less and denied and int(verdict.device.low) + less <= room:
+        what = ", ".join(one.at for one in moved if one.low_bytes < 0)
+        return Doubt(f"with {what} it may fit", max(0, least + less))
+    return None
 
 
 def _is_known_whole(read: Read | None) -> bool:
     """Whether a file that lies nowhere is one that its project ships, and is read as it has it."""
     return read is not None and read.shipped and not read.guessed
-
-
-def _unsaid_length(reads: Mapping[str, Read], answer: Answer) -> str:
-    """That a server takes the model's own length, and of a tuned one nobody says it; empty where the files
-    say a length, and where that of its base, which few go beyond, fits.
-    """
-    model, length, job = answer.model, derived_max_length(answer.model), answer.plan.workload
-    said = any(read.request.get("serving.max_model_len") for read in reads.values())
-    longer = any(OTHER_LENGTH in words for words in model.source.assumed)
-    fits = answer.verdict is not None and answer.verdict.result is Result.FITS and not longer
-    asked = None if isinstance(job, Training) else job.max_model_len
-    if said or fits or not model.source.positions_open or length is None or asked != length:
-        return ""
-    return (
-        f"what length {model.name} was made for is not known, and its server takes that: the sheet is of "
-        f"{length:,} tokens: --max-model-len says it"
-    )
-
-
-def length_doubt(answer: Answer | None) -> Doubt:
-    """What is not sure where nobody says how long sequences are, and some lengths fit."""
-    steps = answer.ladder if answer else ()
-    if answer is None or answer.verdict is None or all(one.result is Result.FITS for one in steps):
-        return Doubt("")
-    fitting = [one.seq_len for one in steps if one.result is Result.FITS]
-    first = steps[0]
-    if first.result is Result.DOES_NOT_FIT:
-        told = f"at {first.seq_len:,} it does not fit"
-    else:
-        told = f"it fits up to {max(fitting):,}" if fitting else f"at {first.seq_len:,} it is not sure to fit"
-    words = f"nothing says how many tokens a sequence has, and {told}: --seq-len says it"
-    return Doubt(words, least_of_any_length(answer))
-
-
-def limit_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any]) -> Doubt:
-    """What is not sure where rows may be shorter than the limit that they are counted with, and some such job
-    fits.
-    """
-    denied = answer and answer.verdict and answer.verdict.result is Result.DOES_NOT_FIT
-    if answer is None or not denied or answer.ladder:
-        return Doubt("")
-    job = answer.plan.workload
-    if not isinstance(job, Training) or flags.get("seq_len") or case.request.get("seq_len_kind") != "maximum":
-        return Doubt("")
-    counted = int(job.seq_len)
-    for halves in range(1, MOST_HALVES + 1):
-        shorter = case.ask({"seq_len": counted >> halves})
-        if shorter is not None and shorter.verdict is not None and shorter.verdict.result is Result.FITS:
-            most = f"rows are counted with the {counted:,} tokens that they may have at the most"
-            words = f"{most}, and it fits with {counted >> halves:,}: --seq-len says it"
-            return Doubt(words, least_of_any_length(answer))
-    return Doubt("")
-
-
-OF_TOKENS = (
-    Component.SAVED_ACTIVATIONS, Component.AUTOGRAD_DETAIL, Component.INPUTS, Component.ALLOCATOR_SLACK,
-)  # fmt: skip
-
-
-def of_rows(item: Item, when: Instant) -> bool:
-    """Whether its size follows the tokens that a pass has: of temporaries all but an optimizer's own."""
-    passing = item.component is Component.TEMPORARIES and when.step is not Instant.OPTIMIZER_STEP
-    return passing or item.component in OF_TOKENS
-
-
-def least_of_any_length(answer: Answer) -> int:
-    """What the fullest GPU holds at the least however short its sequences are: the model at rest, or all that
-    the optimizer's step has but what is left of passes.
-    """
-    sheet, when = worst_sheet(answer.sheets), Instant.OPTIMIZER_STEP
-    step = sum(int(one.at[when].low) for one in sheet.items if when in one.at and not of_rows(one, when))
-    return max(resting_states(answer), step)
-
-
-def resting_states(answer: Answer) -> int:
-    """What the model takes of a GPU before it does anything."""
-    sheet = worst_sheet(answer.sheets)
-    return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
 
 
 FEWEST_BITS = 4

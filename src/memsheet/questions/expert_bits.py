@@ -14,7 +14,7 @@ from memsheet.plan.layers import has_experts
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import RecomputeMode
 from memsheet.plan.workload import Training
-from memsheet.questions.doubts_of_files import resting_states
+from memsheet.questions.length_doubts import resting_states
 
 OF_LINEAR_LAYERS = frozenset({"nf4", "nf4-single", "fp4", "fp4-double", "int8"})
 """What bitsandbytes makes of linear layers, and of nothing else."""

@@ -23,7 +23,6 @@ from memsheet.jobs.templates.generation import is_own_generation
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import asked_as
 from memsheet.plan.model import ModelSpec
-from memsheet.questions.doubts_of_files import of_rows
 from memsheet.questions.job import WITH_OUTPUT, answer_job
 from memsheet.questions.job_makers import (
     ACCOUNTED,
@@ -37,6 +36,7 @@ from memsheet.questions.job_makers import (
     VERL,
     asked_machines,
 )
+from memsheet.questions.length_doubts import of_rows
 from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK

@@ -24,8 +24,6 @@ from memsheet.questions.doubts_of_files import (
     claimed_fit,
     doubt_of,
     host_memory_doubt,
-    length_doubt,
-    limit_doubt,
     may_fit,
     moved_bytes,
     refusal_doubt,
@@ -46,6 +44,7 @@ from memsheet.questions.file_answers import (
     memoize_answers,
 )
 from memsheet.questions.job_files import JobFiles
+from memsheet.questions.length_doubts import length_doubt, limit_doubt
 from memsheet.questions.named_models import (
     bundled_name,
     model_of,
