@@ -142,7 +142,7 @@ def _absent_script(name: str, text: str, scripts: Mapping[str, str]) -> InputErr
     start = first_script_launch(text) if is_shell(name) and not is_long_script(text) else None
     if start is None or not start.script.endswith(".py") or start.script in scripts:
         return None
-    reason = "is not there, and the command says nothing else of what it trains or serves"
+    reason = "is not there, and what it does with its flags is not known"
     return input_error(
         "file", start.script, reason, "ask from the folder that it lies in, or name its settings"
     )

@@ -203,7 +203,7 @@ def test_no_change_is_sure_to_fit_beside_what_is_open(tmp_path: Path, flag: str,
 def test_what_generates_is_no_training(tmp_path: Path) -> None:
     """A model, and how many tokens: no flag of a training."""
     text = "python own.py --model_name_or_path meta-llama/Llama-2-70b-hf --max_length 1024 --dataset_name x"
-    with pytest.raises(InputError, match="not recognised"):
+    with pytest.raises(InputError, match="is not there"):
         checked(tmp_path, text, gpus="1xH100-80GB")
 
 

@@ -105,7 +105,7 @@ def test_flags_alone_are_read_by_their_names_and_that_is_a_doubt(tmp_path: Path)
 
 
 def test_what_neither_trains_nor_generates_is_no_job() -> None:
-    with pytest.raises(InputError, match="not recognised"):
+    with pytest.raises(InputError, match="is not there"):
         recognise_files({"run.sh": "python convert_weights.py --model a/b --out c\n"}, ())
 
 

@@ -140,7 +140,7 @@ def test_a_script_nobody_has_asks_its_model_by_the_folder_that_it_lies_in(
     job = tmp_path / "run.sh"
     job.write_text(f"python {script} --model-path Qwen/Qwen2.5-7B-Instruct\n")
     if task is None:
-        with pytest.raises(InputError, match="not recognised"):
+        with pytest.raises(InputError, match="is not there"):
             memsheet.check(job, gpus="1xH100-80GB")
         return
     found = memsheet.check(job, gpus="1xH100-80GB")

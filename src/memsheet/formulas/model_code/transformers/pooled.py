@@ -25,8 +25,8 @@ ON_EMBEDDINGS = (
 
 
 def pools_states(spec: ModelSpec) -> bool:
-    """Whether a model of text ends with its states, which a head of few labels or of a value that is left out,
-    as wide as the vocabulary that it stands in the place of, does not.
+    """Whether a model of text ends with its states. A head of few labels or of a value that is left out is as
+    wide as the vocabulary in whose place it stands.
     """
     bare = spec.head.kind == "none" and spec.head.width == spec.hidden
     return bare and not of_pictures(spec.embeddings)
