@@ -365,9 +365,9 @@ def _reason_to_doubt(
 
 
 class _LeftOpen(NamedTuple):
-    """What files leave open. ``named``: options that no sheet has, with what is told of each, and ``asked``
-    their keys; ``words``: files that are not there, launchers that nobody names and those options; ``states``:
-    whether any of it may move what the model takes at rest.
+    """What files leave open. ``named``: options that no sheet has, with what is told of each; ``asked``: their
+    keys; ``elsewhere``: files that are not there and launchers that nobody names; ``words``: both in words;
+    ``states``: whether any of it may move what the model takes at rest.
     """
 
     named: list[str]
