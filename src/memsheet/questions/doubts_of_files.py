@@ -365,7 +365,7 @@ def _reason_to_doubt(
 
 
 class _LeftOpen(NamedTuple):
-    """What files leave open. ``named``: options that no sheet has, with what is told of each; ``asked``: their
+    """What is open. ``named``: options that no sheet has, with what is told of each; ``asked``: their
     keys; ``elsewhere``: files that are not there and launchers that nobody names; ``words``: both in words;
     ``states``: whether any of it may move what the model takes at rest.
     """
