@@ -139,7 +139,10 @@ def _trains_a_model(reads: Mapping[str, Read]) -> bool:
 
 def _absent_script(name: str, text: str, scripts: Mapping[str, str]) -> InputError | None:
     """That the script which a command starts lies nowhere, where that is all that a shell's text says."""
-    start = first_script_launch(text) if is_shell(name) and not is_long_script(text) else None
+    try:
+        start = first_script_launch(text) if is_shell(name) and not is_long_script(text) else None
+    except TooMuchError:
+        return None
     if start is None or not start.script.endswith(".py") or start.script in scripts:
         return None
     reason = "is not there, and what it does with its flags is not known"

@@ -171,6 +171,8 @@ def _no_effect_notes(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
     for key, what in ACCOUNTED.items():
         if gaps.request.get(key) is False and plan.routing is not None:
             yield f"{key} = false is accounted as {what}: what differs without is not modelled"
+    if gaps.request.get("quantization.experts") and plan.quantization and not plan.quantization.experts:
+        yield "quantization.experts = true changes nothing: no layer has experts"
     synced = gaps.request.get("gradient_sync")
     if synced and not isinstance(plan.workload, Serving) and agreed(plan.accumulation == 1):
         yield f"gradient_sync = {synced} is of steps of several micro-batches, and this has one"

@@ -107,7 +107,8 @@ BACKENDS = {"fa3": "flash", "flashinfer": "flashinfer", "triton": "triton", "trt
 
 
 def _read_backend(value: Any, _: Values) -> Mapping[str, Any]:
-    return {"serving.attention_kernels": BACKENDS[value]} if value in BACKENDS else {}
+    known = BACKENDS.get(value) if isinstance(value, str) else None
+    return {"serving.attention_kernels": known} if known else {}
 
 
 def _write_backend(asked: Values) -> Any:

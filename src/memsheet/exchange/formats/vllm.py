@@ -267,7 +267,8 @@ def _whole_prompts_of_the_model(values: Values) -> Mapping[str, Any]:
 
 
 def _read_backend(value: Any, _: Values) -> Mapping[str, Any]:
-    return {"serving.attention_kernels": BACKENDS[value]} if value in BACKENDS else {}
+    known = BACKENDS.get(value) if isinstance(value, str) else None
+    return {"serving.attention_kernels": known} if known else {}
 
 
 def _write_backend(asked: Values) -> Any:
