@@ -169,7 +169,7 @@ def test_a_cure_of_a_server_is_its_own_word(visit: Any) -> None:
     )
     visit.fill("gpus", "2xH100-80GB").click("See it cured")
     assert visit.verdict.startswith("FITS")
-    assert json.loads(visit.bodies[-1])["max_num_seqs"] == "32"
+    assert json.loads(visit.bodies[-1])["max_num_seqs"] == "8"  # each of the whole length
 
 
 def test_plans_keep_what_is_set(visit: Any) -> None:
