@@ -193,12 +193,16 @@ def write_format_files(form: Format, asked: Values, comments: Iterable[str] = ()
 
 def _own_formats(engine: str, task: str) -> str:
     """The formats that an engine's plans are written in, in words."""
-    found = (name for name in NAMES if engine in (form := find_format(name)).engines and _written(form, task))
+    found = (
+        name
+        for name in NAMES
+        if engine in (form := find_format(name)).engines and _can_write_task(form, task)
+    )
     names = ", ".join(found)
     return f"; {engine}'s plans are written with --to {names}" if names else ""
 
 
-def _written(form: Format, task: str) -> bool:
+def _can_write_task(form: Format, task: str) -> bool:
     """Whether plans of a task are written in a format."""
     return form.said.get("task") in (None, task) and (bool(form.compose) or form.kind in RENDER)
 

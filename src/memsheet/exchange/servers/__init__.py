@@ -9,6 +9,7 @@ from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.exchange.shared.named_server import NamedServer, with_own_names
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.frozen import NamedTuple
 from memsheet.guard.budget import TooMuchError
 from memsheet.late import late_functions
@@ -49,7 +50,7 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(python_servers, names=(".py", ".ipynb")),
+    Kind(python_servers, names=(".py", NOTEBOOK)),
     Kind(swapped_servers, ("cmd",)),
     Kind(disaggregated_servers, ("context_servers:", "generation_servers:")),
     Kind(graph_servers, ("dynamographdeployment",)),
