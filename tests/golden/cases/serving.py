@@ -114,6 +114,8 @@ PROFILED: dict[str, Callable[[], Cases]] = {
     "pictures.shown_pictures": lambda: {"": call(serving("vllm"), TOKENS), "more": call(serving("vllm"), TOKENS, more=True)},
     "pictures.deepstack_bytes": lambda: {"qwen3-vl": call(replace(spec("qwen2-vl-2b"), towers=(replace(spec("qwen2-vl-2b").towers[0], deepstack=3),)), serving("vllm"))},
     "pictures.unsized_bytes": lambda: {"qwen2-vl": call(spec("qwen2-vl-2b").towers[0], symbol("hidden"), serving("vllm"))},
+    "all_logits.first_step_logits_bytes": lambda: {"4.40": call(spec(), replace(plain(), engine_version="4.40.0"), TOKENS, symbol("sequences"))},
+    "_handed_bytes": lambda: {"4.40": call(spec(), replace(plain(), engine_version="4.40.0"), TOKENS, symbol("sequences"))},
     "all_logits.prompt_logits_bytes": lambda: {"4.40": call(spec(), replace(plain(), engine_version="4.40.0"), TOKENS, symbol("sequences"))},
     "_feed_forward_width": lambda: {"dense": call(first(Dense), serving("vllm")), "experts": call(first(Moe, MOE), serving("vllm", MOE))},
     "_mixer_widths": lambda: {

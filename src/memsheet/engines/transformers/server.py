@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
-from memsheet.engines.transformers.all_logits import prompt_logits_bytes
+from memsheet.engines.transformers.all_logits import first_step_logits_bytes, prompt_logits_bytes
 from memsheet.engines.transformers.assisted import assistant_facts, assistant_items
 from memsheet.engines.transformers.peft_lora import branch_item, peft_items
+from memsheet.engines.transformers.releases import hands_tuples
 from memsheet.engines.transformers.untied_table import untied_bytes
 from memsheet.engines.transformers.widest_layer import (
     Work,
@@ -21,7 +22,13 @@ from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
 from memsheet.formulas.serving.drafts import verified_tokens, with_draft
-from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
+from memsheet.formulas.serving.kv_cache import (
+    bytes_per_token,
+    cache_bytes,
+    caching_layers,
+    kept_tokens,
+    kv_elements_per_token,
+)
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
 from memsheet.frozen import replace
 from memsheet.late import late_functions
@@ -192,7 +199,7 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
         largest_layer_bytes(spec, plan, engine, prompts),
         _decode_step_bytes(spec, plan, engine, full, sequences),
     )
-    grown = _excess_bytes(_decode_step_bytes(spec, plan, engine, full, sequences, growing=True), step)
+    grown = _growth_bytes(spec, plan, engine, full, sequences)
     one = (
         batch
         if plan.serving.prompt_tokens is not None
@@ -261,6 +268,32 @@ def _decode_step_bytes(
     )
 
 
+def _growth_bytes(spec: ModelSpec, plan: Plan, engine: Engine, tokens: Count, sequences: Count) -> Bytes:
+    """What there is of a cache a second time while it grows by a token: of one layer, or of all that hand
+    tuples on.
+    """
+    if hands_tuples(spec, plan.engine_version):
+        return Bytes.exact(_handed_bytes(spec, plan, maximum(0, tokens - 1), sequences))
+    return _excess_bytes(
+        _decode_step_bytes(spec, plan, engine, tokens, sequences, growing=True),
+        _decode_step_bytes(spec, plan, engine, tokens, sequences),
+    )
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at="before 4.42 LlamaAttention.forward: torch.cat of a layer's own tuple, which the caller still names",
+)
+def _handed_bytes(spec: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Count:
+    """Keys and values of all layers, as one step hands them to the next."""
+    assert plan.cache.kv_dtype is not None
+    return sequences * sum(
+        layers
+        * plan.cache.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp) * kept_tokens(mixer, tokens))
+        for _, mixer, layers in caching_layers(spec)
+    )
+
+
 def _excess_bytes(whole: Bytes, part: Bytes) -> Bytes:
     """What there is to add to ``part``, and at its high end."""
     more = maximum(0, whole.value - part.value)
@@ -290,7 +323,19 @@ def _logits_beside(
         made, prompt_logits_bytes(spec, plan, _full_and_prompt_tokens(plan)[1], sequences)
     )  # of every position, in old versions
     first, later = maximum(0, whole - prompt.value), kept + maximum(0, made - step.value)
+    later = maximum(later, _first_step_excess(spec, plan, sequences))
     return {Instant.PREFILL: Bytes(first, first, whole), Instant.DECODE: Bytes(later, later, kept + made)}
+
+
+def _first_step_excess(spec: ModelSpec, plan: Plan, sequences: Count) -> Count:
+    """What the first token after a prompt takes beside what the last one does: the prompt's logits, less
+    what the caches have yet to grow by.
+    """
+    full, prompt = _full_and_prompt_tokens(plan)
+    kept = first_step_logits_bytes(spec, plan, prompt, sequences)
+    times = 2 if hands_tuples(spec, plan.engine_version) else 1
+    to_come = _handed_bytes(spec, plan, full, sequences) - _handed_bytes(spec, plan, prompt, sequences)
+    return maximum(0, kept - times * to_come)
 
 
 def _follows_training_code(spec: ModelSpec, plan: Plan) -> bool:
@@ -339,11 +384,14 @@ def facts(
     )  # transformers assists one sequence (generation/utils.py:4029)
     counts = {n: [count for room in rooms if (count := room[n]) is not None] for n in lengths}
     found["max_sequences"] = {str(n): min(bound, *held) for n, held in counts.items() if held}
+    copies = 2 if hands_tuples(asked, plan.engine_version) else 1
     free = [
         (_free_card_bytes(sheet, cluster), bytes_per_token(part, plan.cache.kv_dtype, plan.mesh.tp))
         for part, sheet in zip(stages, sheets, strict=True)
     ]
-    found["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
+    found["kv_tokens"] = min(
+        (max(0, left // (copies * a_token)) for left, a_token in free if a_token), default=0
+    )
     return found
 
 
@@ -376,7 +424,8 @@ def _sequences_by_length(
             found[n] = max(0, free // (cache + step)) if cache and step is not None else None
             continue
         kept, made = logits_bytes(part, plan, 1)
-        takes = cache + kept + maximum(_decode_step_bytes(part, plan, engine, n, 1, growing=True).value, made)
+        last = _decode_step_bytes(part, plan, engine, n, 1) + _growth_bytes(part, plan, engine, n, 1)
+        takes = cache + kept + maximum(last.value, made)
         found[n] = max(0, free // takes) if cache else None
     return found
 

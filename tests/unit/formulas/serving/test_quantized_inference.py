@@ -11,11 +11,21 @@ import pytest
 import memsheet
 from memsheet import infer
 from memsheet.account import account_rank
-from memsheet.engines.transformers.all_logits import of_all_positions
+from memsheet.engines.transformers.releases import (
+    LATER_CACHES,
+    LATER_LOGITS,
+    MONTHS,
+    USUAL_CACHE,
+    USUAL_LOGITS,
+    hands_tuples,
+    is_before,
+    makes_all_logits,
+)
 from memsheet.errors import InputError
+from memsheet.frozen import replace
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
-from memsheet.sheet import Component, Instant
+from memsheet.sheet import Bytes, Component, Instant
 
 LAYERS, HIDDEN, INNER, VOCAB, KEYS = 4, 1024, 2816, 32000, 512  # 8 heads of 128, 4 of keys
 LLAMA = {
@@ -175,13 +185,64 @@ def test_keys_are_repeated_in_the_cache_unless_all_queries_share_one():
     [("4.44.2", True), ("4.45.0", False), ("4.51.3 (torch 2.6.0)", False), ("2023-11 (torch 2.0.1)", True), ("2024-09", False), (None, False), ("main", False)],
 )  # fmt: skip
 def test_versions_that_made_logits_of_every_position(version: str | None, whole: bool):
-    assert of_all_positions(version) is whole
+    assert makes_all_logits(read_hf_config(LLAMA), version) is whole
+
+
+@pytest.mark.parametrize(
+    ("family", "version", "tuples"),
+    [("llama", "4.41.2", True), ("llama", "4.42.0", False), ("llama", None, False), ("gpt2", "4.51.3", True), ("gpt2", "4.52.0", False),
+     ("opt", "2025-01", True), ("opt", "2025-02", False), ("mamba", "4.30.0", False)],
+)  # fmt: skip
+def test_versions_that_handed_caches_on_as_tuples(family: str, version: str | None, tuples: bool):
+    assert hands_tuples(replace(read_hf_config(LLAMA), model_type=family), version) is tuples
+
+
+def test_months_lie_with_their_releases():
+    assert is_before("2024-05", (4, 42))
+    assert not is_before("2024-06", (4, 42))
+    assert list(MONTHS) == sorted(MONTHS)
+    assert list(MONTHS.values()) == sorted(MONTHS.values())
+    assert {USUAL_CACHE, USUAL_LOGITS, *LATER_CACHES, *LATER_LOGITS} <= set(MONTHS)
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_tuples_are_there_twice_at_the_end_of_a_step(sequences: int):
+    old, new = (
+        infer(LLAMA, max_model_len=2048, prompt_tokens=1, sequences=sequences, engine_version=version)
+        for version in ("4.41.2", "4.42.0")
+    )
+    cache, of_one_token = at(new, Component.KV_CACHE), at(new, Component.KV_CACHE) // 2048
+    assert at(old, Component.KV_CACHE) == cache
+    grown = next(i.at[Instant.DECODE] for i in old.sheets[0].items if i.path == "cache_growth")
+    assert grown == Bytes.exact(cache - of_one_token)
+    assert at(old, Component.TEMPORARIES) > at(new, Component.TEMPORARIES)
+
+
+def test_a_prompts_logits_outlive_its_pass_where_outputs_were_not_deleted():
+    old, new = (
+        infer(LLAMA, max_model_len=2049, prompt_tokens=2048, engine_version=version)
+        for version in ("4.41.2", "4.42.0")
+    )
+    logits = next(i.at[Instant.DECODE].value for i in old.sheets[0].items if i.path == "logits")
+    a_token = at(new, Component.KV_CACHE) // 2049
+    assert logits == 2048 * VOCAB * 4 - 2 * a_token
+    assert next(i.at[Instant.DECODE].value for i in new.sheets[0].items if i.path == "logits") < logits // 100
+
+
+def test_the_first_qwen_hands_tuples_on_by_its_own_code():
+    own, library = (
+        memsheet.infer(name, engine="transformers", max_model_len=4096, prompt_tokens=1).sheets[0]
+        for name in ("qwen-7b", "qwen1.5-7b")
+    )
+    token = 32 * 2 * 4096 * 2
+    assert next(i.at[Instant.DECODE].value for i in own.items if i.path == "cache_growth") == 4095 * token
+    assert next(i.at[Instant.DECODE].value for i in library.items if i.path == "cache_growth") < 100 * token
 
 
 def test_a_long_prompt_ends_in_its_logits():
     old, new = (
         infer(LLAMA, max_model_len=2048, prompt_tokens=2048, engine_version=version)
-        for version in ("4.40.0", "4.50.0")
+        for version in ("4.44.0", "4.50.0")
     )
     assert at(old, Component.TEMPORARIES, Instant.PREFILL) == 2048 * VOCAB * 6
     assert at(new, Component.TEMPORARIES, Instant.PREFILL) < 2048 * VOCAB * 6
