@@ -198,6 +198,9 @@ class Engine:
         bool  # parameters kept in fp32 are cast operation by operation, copies cached until forward ends
     )
     attention: tuple[AttentionKind, ...] = (AttentionKind.SDPA, AttentionKind.EAGER, AttentionKind.FLASH)
+    usual_attention: Callable[[set[str], str | None], AttentionKind] | None = (
+        None  # of layers' kinds and version; None is the first that it has
+    )
     context_parallel: tuple[
         ContextParallel, ...
     ] = ()  # how its ranks share a sequence where ``cp`` may exceed 1; the first is the default

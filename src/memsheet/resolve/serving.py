@@ -47,9 +47,10 @@ def attention_of(
     library = engine.layers is None and not serves
     without = _without_sdpa(model) if library and model is not None else []
     written = bool(without) or (library and model is not None and model.source.own_code in WRITES_SCORES)
-    default = (
-        AttentionKind.EAGER if written and AttentionKind.EAGER in engine.attention else engine.attention[0]
-    )
+    first = engine.attention[0]
+    if engine.usual_attention is not None and model is not None and not model.source.own_code:
+        first = engine.usual_attention(kinds_of(model), gaps.request.get("engine_version"))
+    default = AttentionKind.EAGER if written and AttentionKind.EAGER in engine.attention else first
     old = (
         cluster is not None and not engine.limits.own_kernels and is_older_device(cluster.device, FLASH_UNITS)
     )

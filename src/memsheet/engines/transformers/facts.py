@@ -5,6 +5,7 @@ caches.
 from __future__ import annotations
 
 from memsheet.engines.shared.whole_tensors import WHOLE_TENSORS
+from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.engine import Engine, Runner, Sharding
 from memsheet.plan.model import Role
@@ -23,6 +24,9 @@ from memsheet.plan.serving_facts import ServingFacts, Unserved
 from memsheet.plan.speculative import Drafting
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
+
+with late_functions(__name__):
+    from memsheet.engines.transformers.releases import wrote_scores
 
 _SPEAKS = Unserved((0, 0, 0), "loads with what speaks, of which the thinker alone is read", "--engine vllm")
 _NOWHERE = Unserved((0, 0, 0), "no release of the library has code for")
@@ -78,6 +82,9 @@ ENGINE = Engine(
     offloads_unrecomputed=True,
     older_releases=True,
     attention=(AttentionKind.SDPA, AttentionKind.EAGER, AttentionKind.FLASH, AttentionKind.XFORMERS),
+    usual_attention=lambda kinds, version: (
+        AttentionKind.EAGER if version and wrote_scores(kinds, version) else AttentionKind.SDPA
+    ),
     losses=(Loss.PLAIN, Loss.FUSED, Loss.CHUNKED),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     optimizers=tuple(OptimizerName),

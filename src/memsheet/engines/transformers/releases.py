@@ -1,18 +1,21 @@
-"""What transformers' generation did in earlier releases, by release and family.
+"""What transformers did in earlier releases, by release and family.
 
 Looked up in the released packages, one of each minor release from 4.31 to 4.57: which classes say
-``_supports_cache_class``, and whose ``forward`` takes ``num_logits_to_keep`` or ``logits_to_keep``.
+``_supports_sdpa`` and ``_supports_cache_class``, and whose ``forward`` takes ``num_logits_to_keep`` or
+``logits_to_keep``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from memsheet.plan.model import ModelSpec
 
 Release = tuple[int, int]
 
 MONTHS: dict[Release, str] = {
+    (4, 36): "2023-12", (4, 37): "2024-01", (4, 39): "2024-03", (4, 41): "2024-05",
     (4, 42): "2024-06", (4, 43): "2024-07", (4, 44): "2024-08", (4, 45): "2024-09", (4, 46): "2024-10", (4, 47): "2024-12",
     (4, 48): "2025-01", (4, 49): "2025-02", (4, 52): "2025-05", (4, 53): "2025-06", (4, 54): "2025-07", (5, 0): "2026-01",
 }  # fmt: skip
@@ -66,6 +69,21 @@ WHOLE_CODES = {"qwen": False, "internlm2": True}
 them in fp32 (modeling_qwen.py at 1ff2086: no; modeling_internlm2.py: yes).
 """
 
+SCORES_BEFORE: dict[Release, frozenset[str]] = {
+    (4, 36): frozenset({"bart", "gpt_bigcode", "llama", "whisper"}),
+    (4, 37): frozenset({"mistral", "mixtral"}),
+    (4, 39): frozenset({"phi", "stablelm"}),
+    (4, 41): frozenset({"bert", "vit"}),
+    (4, 42): frozenset({"gpt2", "gpt_neox"}),
+    (4, 45): frozenset({"mbart", "phi3", "roberta", "xlm-roberta"}),
+    (4, 46): frozenset({"distilbert", "llava", "llava_next", "opt"}),
+    (4, 53): frozenset({"pegasus"}),
+    (5, 0): frozenset({"electra", "mt5", "t5"}),
+}
+"""Families that wrote scores of attention out before a release, unless FlashAttention was asked for. Falcon
+called torch's own function earlier than the library did (modeling_falcon.py in 4.31).
+"""
+
 
 def is_before(version: str | None, release: Release) -> bool:
     """Whether a version ("4.44.2", or the month of what was out, "2023-11") is older than a release. False
@@ -80,6 +98,12 @@ def is_before(version: str | None, release: Release) -> bool:
 
 def _release_of(family: str, usual: Release, later: dict[Release, tuple[str, ...]]) -> Release:
     return next((release for release, families in later.items() if family in families), usual)
+
+
+def wrote_scores(kinds: Iterable[str], version: str | None) -> bool:
+    """Whether a release writes out scores of attention in layers of these families where nobody says."""
+    found = frozenset(kinds)
+    return any(is_before(version, release) for release, families in SCORES_BEFORE.items() if families & found)
 
 
 def hands_tuples(spec: ModelSpec, version: str | None) -> bool:

@@ -15,6 +15,7 @@ from memsheet.engines.transformers.releases import (
     LATER_CACHES,
     LATER_LOGITS,
     MONTHS,
+    SCORES_BEFORE,
     USUAL_CACHE,
     USUAL_LOGITS,
     hands_tuples,
@@ -197,12 +198,23 @@ def test_versions_that_handed_caches_on_as_tuples(family: str, version: str | No
     assert hands_tuples(replace(read_hf_config(LLAMA), model_type=family), version) is tuples
 
 
+@pytest.mark.parametrize(
+    ("model", "version", "kind"),
+    [("llama-2-7b", "4.35.2", "eager"), ("llama-2-7b", "4.36.0", "sdpa"), ("gpt2", "2024-05", "eager"), ("gpt2", None, "sdpa"), ("qwen-7b", "4.32.0", "sdpa")],
+)  # fmt: skip
+@pytest.mark.parametrize("task", ["train", "infer"])
+def test_attention_where_nobody_says_is_the_releases(model: str, version: str | None, kind: str, task: str):
+    lengths: dict[str, Any] = {"seq_len": 512} if task == "train" else {"max_model_len": 512}
+    answer = getattr(memsheet, task)(model, engine="transformers", engine_version=version, **lengths)
+    assert answer.plan.attention.value == kind
+
+
 def test_months_lie_with_their_releases():
     assert is_before("2024-05", (4, 42))
     assert not is_before("2024-06", (4, 42))
     assert list(MONTHS) == sorted(MONTHS)
     assert list(MONTHS.values()) == sorted(MONTHS.values())
-    assert {USUAL_CACHE, USUAL_LOGITS, *LATER_CACHES, *LATER_LOGITS} <= set(MONTHS)
+    assert {USUAL_CACHE, USUAL_LOGITS, *LATER_CACHES, *LATER_LOGITS, *SCORES_BEFORE} <= set(MONTHS)
 
 
 @pytest.mark.parametrize("sequences", [1, 3])
