@@ -22,8 +22,8 @@ from memsheet.exchange.shared.named_server import NamedServer, joined_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.script_places import BY_NAMES, NOTEBOOK, UNSAID
-from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS, starts_servers_alone, unread_servers
+from memsheet.exchange.shared.visible_cards import given_to
 from memsheet.frozen import replace
 from memsheet.guard.budget import MOST_LINES, MOST_SCRIPT, TooMuchError, is_long_script
 from memsheet.late import late_functions
@@ -353,8 +353,9 @@ def _training_beside(
     """The training of a script that starts engines of the same program beside it or before it, which has
     what it shares with none of them; None of any other file.
     """
-    own = {one.name for one in servers} <= {one.name for one in swift_servers(name, text, parsers["yaml"])}
-    if not servers or not own or not OWN_TRAINING.search(text):
+    if not servers or not OWN_TRAINING.search(text):
+        return None
+    if not {one.name for one in servers} <= {one.name for one in swift_servers(name, text, parsers["yaml"])}:
         return None
     found = _recognise_format(name, text, parsers)
     told = ", ".join(dict.fromkeys(f"{one.name} of {name}" for one in servers))

@@ -15,6 +15,7 @@ from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_fre
 from memsheet.exchange.verdict_doubts import (
     AUTO_LENGTH,
     Doubt,
+    Left,
     beside_draft,
     both_doubts,
 )
@@ -34,7 +35,6 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.question_parts import parse_question, read_named_model
 from memsheet.questions.stretched_positions import LENGTH
-from memsheet.questions.without_unmodelled import Left
 from memsheet.sheet import STATES, Instant
 from memsheet.units import parse_bytes
 

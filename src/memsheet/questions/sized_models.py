@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from memsheet.catalog import find_model
 from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
 from memsheet.errors import InputError, Problem
+from memsheet.exchange.verdict_doubts import BY_SIZE
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
@@ -30,7 +31,6 @@ OF_MODEL = late_pattern(
 )
 OF_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 """Keys of a configuration whose layers have experts (transformers' own names of them)."""
-BY_SIZE = ", by its size"
 LEAST_BILLIONS, MOST_BILLIONS = 0.01, 1500.0
 LAYERS = "num_hidden_layers"
 
