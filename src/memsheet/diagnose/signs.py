@@ -31,7 +31,8 @@ from memsheet.diagnose.frames import (
     Frame,
 )
 from memsheet.diagnose.interval import Interval
-from memsheet.diagnose.kept_tensors import growth_in_words, keeps_outputs, lists_losses, sums_losses
+from memsheet.diagnose.kept_tensors import growth_in_words, kept_over_rounds
+from memsheet.diagnose.script_lines import Kept
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
@@ -125,17 +126,14 @@ class Signs:
     """Whether activations are made again in backward already."""
     outsized: tuple[int, int] | None = None
     """Tokens of the step that died and the most of those before it, where it is far larger."""
-    keeps_outputs: bool = False
-    """Whether a list of what a model makes is kept on the card from batch to batch, and several ran."""
+    kept: tuple[Kept, ...] = ()
+    """What a script keeps on the card from round to round, where several ran."""
     resumed: bool = False
     """Whether the run is said to fit from its beginning, and to die where it goes on from a checkpoint."""
     eight_bits: bool = False
     """Whether the optimizer's states are in few bits already."""
     single_rows: bool = False
     """Whether a micro-batch has one row."""
-    sums_losses: bool = False
-    keeps_losses: bool = False
-    """Whether a list of them is made while memory grows from step to step."""
     grows_said: str = ""
     """By which words people say that memory only grows, and that the job died late of it."""
     changed_at: Change | None = None
@@ -186,7 +184,7 @@ def _signs_of_text(log: Log, line: int) -> Signs:
     text, growth = log.text, grows_steadily(log) or step_lines.allocated_growth(log)
     return Signs(
         release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
-        sums_losses=sums_losses(text), keeps_losses=lists_losses(text) and bool(step_lines.peak_growth(log)), keeps_outputs=keeps_outputs(text, several=bool(growth)),
+        kept=kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log))),
         growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or spoken_growth(text), grows_said=growth_in_words(text),
         outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text), saves_said=saving_said(text),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text),

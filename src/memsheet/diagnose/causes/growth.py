@@ -16,7 +16,7 @@ from memsheet.diagnose.signs import Signs
 
 def memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
-    if signs.sums_losses or signs.keeps_losses or signs.keeps_outputs:
+    if signs.kept:
         return True
     if signs.growth:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
@@ -48,16 +48,20 @@ def leak_words(of: Figures, signs: Signs) -> str:
         return (
             f"what is {what} only grows from step to step: {grown}, until {size_words(of.asked)} have no room"
         )
-    if signs.keeps_outputs and not signs.sums_losses:
-        return (
-            "what the model makes is put on a list batch by batch and stays on the card: memory grows with each "
-            f"until one request ({size_words(of.asked)}) has no room"
-        )  # fmt: skip
+    kept = signs.kept[0]
     return (
-        f"losses are {'summed' if signs.sums_losses else 'kept'} as tensors, which keeps every step's graph "
-        "alive: "
-        f"memory grows with each step until one request ({size_words(of.asked)}) has no room"
+        f"{_KEPT_WORDS[kept.what].format(kept.name)}: memory grows with each round until one request "
+        f"({size_words(of.asked)}) has no room"
     )
+
+
+_KEPT_WORDS = {
+    "sum": "losses are summed as tensors in {}, which keeps every step's graph alive",
+    "losses": "losses are kept as tensors in {}, which keeps every step's graph alive",
+    "outputs": "what the model makes is kept in {} round by round and stays on the card",
+    "graph": "{} goes from round to round with the graph of all rounds before it, which retain_graph keeps",
+}
+"""What is kept, by ``Kept.what``."""
 
 
 def growth_of_steps(signs: Signs) -> Judgement | None:
