@@ -30,13 +30,14 @@ from memsheet.diagnose.frames import (
     WEIGHTS,
     Frame,
 )
+from memsheet.diagnose.growing_figures import Series, growing_series
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.kept_tensors import growth_in_words, kept_over_rounds
 from memsheet.diagnose.script_lines import Kept
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
-from memsheet.diagnose.messages.spoken_growth import spoken_growth
+from memsheet.diagnose.messages.spoken_growth import spoken_growth, spoken_rates
 from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
@@ -151,6 +152,10 @@ class Signs:
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
     """What was reserved, likewise."""
+    series: tuple[Series, ...] = ()
+    """Figures that grow evenly, of which arithmetic tells whether they are what was held."""
+    rates: tuple[tuple[Interval, int], ...] = ()
+    """What people say that a round adds, and how many rounds they name."""
     used_growth: tuple[Interval, ...] = ()
     """What of the card was used, likewise."""
     buffer: tuple[tuple[int, ...], str] | None = None
@@ -184,6 +189,7 @@ def _signs_of_text(log: Log, line: int) -> Signs:
     text, growth = log.text, grows_steadily(log) or step_lines.allocated_growth(log)
     return Signs(
         release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
+        series=growing_series(log, line), rates=spoken_rates(text),
         kept=kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log))),
         growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or spoken_growth(text), grows_said=growth_in_words(text),
         outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text), saves_said=saving_said(text),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from memsheet.diagnose.causes.shortages import short_bytes
 from memsheet.diagnose.figures import Figures
+from memsheet.diagnose.growing_figures import reaches_what_was_held
 from memsheet.diagnose.interval import (
+    NOTHING,
     Interval,
     at_least,
     more_than,
@@ -16,13 +18,35 @@ from memsheet.diagnose.signs import Signs
 
 def memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
-    if signs.kept:
+    if signs.kept or _series_of_held(of, signs) or _rounds_that_fill(of, signs):
         return True
     if signs.growth:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
     held = signs.reserved_growth or signs.used_growth
     of_card = bool(held) and (of.capacity is None or not more_than(held[-1], of.capacity))
     return of_card and not _may_be_pieces(of, held)
+
+
+def _series_of_held(of: Figures, signs: Signs) -> tuple[Interval, ...]:
+    """Figures of the text that grew to what was held, unless weights were being loaded."""
+    if signs.phase == "load":
+        return ()
+    return next((sizes for each in signs.series if (sizes := reaches_what_was_held(each, of))), ())
+
+
+FILLS = (3, 10)
+"""What of the memory held rounds have to come to that fill it."""
+
+
+def _rounds_that_fill(of: Figures, signs: Signs) -> tuple[Interval, int] | None:
+    """What a round is said to add, and as many rounds as are said, where both come to most of what was held
+    and to no more.
+    """
+    held = of.allocated
+    if held is None or signs.phase == "load":
+        return None
+    least = held.times(*FILLS).low
+    return next((pair for pair in signs.rates if least <= pair[0].middle * pair[1] <= held.high), None)
 
 
 def is_said_to_grow(_: Figures, signs: Signs) -> bool | None:
@@ -41,7 +65,21 @@ def _may_be_pieces(of: Figures, grown: tuple[Interval, ...]) -> bool:
     return of.unallocated is None or of.unallocated.high * 2 > (grown[-1] - grown[0]).low
 
 
+MOST_SAID = 6
+
+
 def leak_words(of: Figures, signs: Signs) -> str:
+    if not signs.kept and (sizes := _series_of_held(of, signs)):
+        return (
+            f"figures of the text only grow, {' → '.join(size_words(size) for size in sizes[-MOST_SAID:])}, to the "
+            f"{size_words(of.allocated or NOTHING)} of tensors at the end, until {size_words(of.asked)} have no room"
+        )
+    if not signs.kept and (filled := _rounds_that_fill(of, signs)):
+        added, rounds = filled
+        return (
+            f"a round is said to add {size_words(added)}: {rounds:,} of them hold {size_words(added.times(rounds))} of "
+            f"the {size_words(of.allocated or NOTHING)} of tensors at the end"
+        )
     if grown_sizes := signs.growth or signs.reserved_growth or signs.used_growth:
         grown = " → ".join(size_words(size) for size in grown_sizes)
         what = "allocated" if signs.growth else "reserved" if signs.reserved_growth else "used"
@@ -75,6 +113,9 @@ def growth_of_steps(signs: Signs) -> Judgement | None:
         return Judgement(
             causes=(Cause.LEAK,), because=f"what is {what} only grows: {grown}, until a request has no room"
         )
+    if signs.kept:
+        kept = signs.kept[0]
+        return Judgement(causes=(Cause.LEAK,), because=f"{_KEPT_WORDS[kept.what].format(kept.name)}")
     if not signs.grows_said:
         return None
     return Judgement(

@@ -72,6 +72,39 @@ def spoken_growth(text: str) -> tuple[Interval, ...]:
     return next((sizes for sizes in told if _grows_evenly(sizes)), ())
 
 
+_SIZE = rf"(?P<size>{_NUMBER})\s?(?P<unit>{_UNIT})"
+_EACH_ROUND = (
+    rf"(?:\b(?:per|each|every|a|an|pro|je|jede[rmns]?|cada|por|a cada|chaque|par|à chaque|ogni|per ogni|her|mỗi|na|co|при кажд\w{{0,3}}|за кажд\w{{0,3}}|кажд\w{{0,3}}|на|за)\s(?:\w{{1,12}}\s)?|/|每|毎|1)"
+    rf"\s?{_ROUNDS}"
+)  # fmt: skip
+_RATE = late_pattern(
+    rf"(?<![\w.,]){_SIZE}[^\n.;:\d]{{0,24}}?(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))"
+    rf"|(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))[^\n.;:\d]{{0,30}}?(?P<size_behind>{_NUMBER})\s?(?P<unit_behind>{_UNIT})",
+    re.IGNORECASE,
+)  # fmt: skip
+_COUNT_OF_ROUNDS = late_pattern(
+    rf"(?<![\w.,])(?P<count>\d{{1,7}}(?:[.,]\d{{3}})?)(?:st|nd|rd|th|\.|-?[йяаo]|ª|º)?\s?(?:个\s?)?(?:\w{{1,10}}\s)?{_ROUNDS}|{_ROUNDS}\w{{0,3}}\s?[#=:]?\s?(?P<behind>\d{{1,7}})(?![\w.,]\d)",
+    re.IGNORECASE,
+)  # fmt: skip
+MOST_RATES = 8
+
+
+def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
+    """What people say that a round adds, with each number of rounds that they say."""
+    if not (found := list(itertools.islice(_RATE.finditer(text), MOST_RATES))):
+        return ()
+    counts = {
+        int((each["count"] or each["behind"]).replace(",", "").replace(".", ""))
+        for each in itertools.islice(_COUNT_OF_ROUNDS.finditer(text), MOST_RATES * MOST_RATES)
+    }
+    told = [each for each in found if not _OF_SETTINGS.search(text[max(0, each.start() - AROUND // 4) : each.end()])]
+    sizes = (
+        size for each in told
+        for size in _spoken_sizes([(each["size"] or each["size_behind"], each["unit"] or each["unit_behind"])])
+    )  # fmt: skip
+    return tuple((size, count) for size in sizes for count in sorted(counts) if count >= FEWEST)
+
+
 def _grows_evenly(sizes: Sequence[Interval]) -> bool:
     steps = [later.middle - earlier.middle for earlier, later in itertools.pairwise(sizes)]
     if len(sizes) < FEWEST or min(steps) <= 0 or max(steps) > 2 * min(steps):
