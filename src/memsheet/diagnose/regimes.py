@@ -22,7 +22,7 @@ from memsheet.diagnose.tongues import (
 from memsheet.frozen import NamedTuple
 
 _STEP_NUMBER = re.compile(
-    r"\b(?:(?:update|num_updates|global_step|iteration|iter|step)s?|paso|passo|Schritt|étape|krok|adım|bước|шаг\w{0,2})\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
+    r"\b(?:(?:update|num_updates|global_step|iteration|iter|step|it|i)s?|paso|passo|Schritt|étape|krok|adım|bước|шаг\w{0,2})\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
 )  # fmt: skip
 _TRAINED = re.compile(
@@ -58,13 +58,14 @@ _LATER = re.compile(
 _CHANGES = (
     r"freez|froze|thaw|curriculum|switch|stage|phase"
     r"|(?:disc|adv|gan|ema|swa|qat|quant|distill|teacher)\w{0,30}(?:start|after|begin|from)"
+    r"|(?:reg|penalty|r1|ppl|pl|fid|sample|eval|val|valid|save|saving|checkpoint|ckpt)\w{0,20}[_-](?:every|interval|freq\w{0,6}|steps|iters|epochs)"
 )
 """What settings are called by which a run becomes another: more is trained, longer samples come, another
 model or a copy of this one takes part.
 """
 _CHANGES_NAMED = re.compile(_CHANGES, re.IGNORECASE)
 _CHANGE_AT = re.compile(
-    rf"\b(?=[\w-]{{0,60}}(?:{_CHANGES}))(\w[\w-]{{0,60}}?(?:updates?|steps?|iter(?:ation)?s?|epochs?|start))"
+    rf"\b(?=[\w-]{{0,60}}(?:{_CHANGES}))(\w[\w-]{{0,60}}?(?:updates?|steps?|iter(?:ation)?s?|epochs?|start|every|interval|freq\w{{0,6}}))"
     r"(?:[\"']?\s{0,3}[:=]\s{0,3}[\"']?|(?<=[a-z]) )(\d{1,12})\b",
     re.IGNORECASE,
 )
@@ -116,7 +117,7 @@ def thawing_words(log: Log, line: int) -> str:
 
 
 _PLACE_OF_RUN = re.compile(
-    r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,30}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
+    r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,60}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
     re.IGNORECASE,
 )  # fmt: skip
 _FROZEN = re.compile(
@@ -197,6 +198,11 @@ training_log).
 """
 
 
+_RAISED = re.compile(
+    r"(?P<name>[^\W\d_]{3,20})[\]\"'):= ]{1,4}(?P<before>\d{1,6})(?:px)?\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,6})(?![\w.]?\d)"
+)
+"""Any name of which a line says that its number became a larger one."""
+_NO_SIZE = re.compile(r"loss|lr|rate|acc|score|mem|alloc|vram|epoch|step|iter|best|from|patience|version|rank|gpu|port", re.IGNORECASE)
 _SIZE_RAISED = re.compile(
     r"\b(?P<name>(?:max_?)?seq(?:uence)?[_ ]?len\w{0,4}|context(?:[_ ]\w{1,8})?|(?:max_?)?length|resolution|image[_ ]?size|img_?size|crop(?:[_ ]size)?|(?:num_)?frames|micro_?batch\w{0,6}|batch[_ ]?size|difficulty|rollout\w{0,8}|horizon)\b"
     r"\W{0,4}(?P<before>\d{1,9})\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,9})\b",
@@ -210,6 +216,14 @@ JUST_BEFORE = 12
 """Lines before a message, without its traceback, in which a run says that it becomes another."""
 
 
+def raised_size(line: str) -> re.Match[str] | None:
+    """Where a line of a log says that a size becomes another."""
+    if found := _SIZE_RAISED.search(line):
+        return found
+    found = _RAISED.search(line)
+    return None if found is None or _NO_SIZE.search(found["name"]) else found
+
+
 def _harder_samples(log: Log, line: int) -> Change | None:
     """The last words of a run before a message, where it had just made samples longer or larger, or begun
     another stage, behind steps that fitted.
@@ -220,7 +234,7 @@ def _harder_samples(log: Log, line: int) -> Change | None:
     begun = next((at for at in range(line, -1, -1) if "Traceback" in log.lines[at]), line)
     places = range(begun - 1, max(-1, begun - 1 - JUST_BEFORE), -1)
     for at in places:
-        raised, stage = _SIZE_RAISED.search(log.lines[at]), _STAGE_BEGUN.search(log.lines[at])
+        raised, stage = raised_size(log.lines[at]), _STAGE_BEGUN.search(log.lines[at])
         grows = raised is not None and int(raised["behind"]) > int(raised["before"])
         if (
             (grows or stage)

@@ -49,7 +49,7 @@ from memsheet.diagnose.regimes import (
     thawing_words,
     trained_before,
 )
-from memsheet.diagnose.said_regimes import long_sample_dies, next_phase_dies
+from memsheet.diagnose.said_regimes import event_dies, long_sample_dies, next_phase_dies
 from memsheet.diagnose.tracebacks import (
     FRAMES_AFTER,
     FRAMES_BEFORE,
@@ -192,10 +192,21 @@ def _signs_of_text(log: Log, line: int) -> Signs:
         series=growing_series(log, line), rates=spoken_rates(text),
         kept=kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log))),
         growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or spoken_growth(text), grows_said=growth_in_words(text),
-        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text), saves_said=saving_said(text),
+        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or _event_said(log, line), saves_said=saving_said(text),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
+
+
+def _event_said(log: Log, line: int) -> str:
+    """By which words around a message, without its traceback, people say that the run died at what its other
+    steps do not do.
+    """
+    own = traceback_of(log, line)
+    before = list(log.lines[max(0, line - FRAMES_BEFORE) : line])
+    shown = before[: len(before) - len(own) + 1] if own and log.lines[line] == own[-1] else before
+    behind = [each for each in log.lines[line + 1 : line + FRAMES_AFTER] if each not in own]
+    return event_dies("\n".join((*shown, *behind)), stepped=trained_before(log, line, saves=False))
 
 
 def _programs_of(log: Log, line: int) -> list[str]:

@@ -128,8 +128,13 @@ def _word_parts(pattern: re.Pattern[str], text: str) -> Iterator[str]:
     yield text[begun:]
 
 
-def _clauses(text: str) -> Iterator[str]:
-    for sentence in _word_parts(_SENTENCE, text):
+_ASIDE = late_pattern(r"[(（][^()（）\n]{1,120}[)）]")
+"""What stands in brackets, whose commas part no clause."""
+
+
+def clauses_of(text: str) -> Iterator[str]:
+    """Parts of sentences of which each says something else, without what stands in brackets."""
+    for sentence in _word_parts(_SENTENCE, _ASIDE.sub(" ", text)):
         if len(sentence) <= LONGEST:
             yield from _word_parts(_CLAUSE, sentence)
 
@@ -143,7 +148,7 @@ def said_together(text: str, *names: str) -> str:
     patterns = [_PATTERNS[name] for name in names]
     if not all(pattern.search(text) for pattern in patterns):
         return ""
-    told = (each for each in _clauses(text) if all(pattern.search(each) for pattern in patterns))
+    told = (each for each in clauses_of(text) if all(pattern.search(each) for pattern in patterns))
     return next(told, "").strip()
 
 
