@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+from memsheet.diagnose.denials import said_of
 from memsheet.diagnose.script_lines import Kept, kept_by_script
 from memsheet.diagnose.tongues import said_to_grow
 
@@ -76,7 +77,7 @@ def growth_in_words(text: str) -> str:
     """By which words people say that what is held only grows, or that what a model makes is kept, and that
     the job died late of it, where they say nothing of lengths that differ; in other tongues by ``tongues``.
     """
-    grows = _GROWS.search(text) or (None if _MOVED.search(text) else _KEEPS_SAID.search(text))
+    grows = said_of(_GROWS, text) or (None if _MOVED.search(text) else said_of(_KEEPS_SAID, text))
     if _LENGTHS_VARY.search(text):
         return ""
     if grows is None:

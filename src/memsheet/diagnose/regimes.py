@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.denials import is_denied, said_of
 from memsheet.diagnose.survived import goes_on
 from memsheet.diagnose.tongues import (
     DIES,
@@ -133,7 +134,8 @@ def thawing_said(text: str) -> str:
         before = text[max(0, found.start() - SENTENCE_BEFORE) : found.start()].rpartition("\n")[2]
         said = before + text[found.start() : found.end() + SENTENCE_BEHIND].partition("\n")[0]
         fitted = _RAN_FINE.search(text) or _FROZEN.search(text, 0, found.start())
-        if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and fitted:
+        denied = is_denied(text, found.start(), found.end())
+        if _PLACE_OF_RUN.search(said) and not (_SETTING.search(said) or denied) and fitted:
             return found.group()
     return thaw_said(text)
 
@@ -355,7 +357,7 @@ _TRAINS_SAID = re.compile(
 
 def says_evaluation_dies(text: str) -> bool:
     """Whether people say that a job died in its evaluation."""
-    return bool(_EVALUATION_SAID.search(text) or said_together(text, EVALUATION, DIES))
+    return bool(said_of(_EVALUATION_SAID, text) or said_together(text, EVALUATION, DIES))
 
 
 def says_training_fits(text: str) -> bool:

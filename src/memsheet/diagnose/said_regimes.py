@@ -90,7 +90,7 @@ _STEPS_FIT = late_pattern(
     re.IGNORECASE,
 )  # fmt: skip
 """How they say that a run's other steps fit."""
-_DIES_SAID = late_pattern(rf"\b{_DIES}\b|[:：]\s*$|\b(?:gets?|throws?|raises?|gives?|hits?|see|get) (?:this|the|an?|me|us)?\b[^\n]{{0,12}}$", re.IGNORECASE)  # fmt: skip
+_DIES_SAID = late_pattern(rf"\b{_DIES}\b|[:：]\s*$|\b(?:gets?|throws?|raises?|gives?|hits?|see)(?: (?:this|the|an?|me|us|it)\b[^\n]{{0,12}})?\s*$", re.IGNORECASE)  # fmt: skip
 
 
 def event_dies(words: str, *, stepped: bool) -> str:
@@ -106,6 +106,14 @@ def event_dies(words: str, *, stepped: bool) -> str:
         if found and dies and _PLACE.search(clause[: found.start()]) and not _NOT_THERE.search(clause):
             return clause.strip()
     return ""
+
+
+_SAVES = late_pattern(r"\bsav(?:e|es|ed|ing)\b|save_|state_dict|checkpoint", re.IGNORECASE)
+
+
+def saves_event(clause: str) -> bool:
+    """Whether what a clause says a run died at is the saving of a checkpoint."""
+    return bool(_SAVES.search(clause))
 
 
 _NOT_THERE = late_pattern(

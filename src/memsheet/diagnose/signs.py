@@ -49,7 +49,7 @@ from memsheet.diagnose.regimes import (
     thawing_words,
     trained_before,
 )
-from memsheet.diagnose.said_regimes import event_dies, long_sample_dies, next_phase_dies
+from memsheet.diagnose.said_regimes import event_dies, long_sample_dies, next_phase_dies, saves_event
 from memsheet.diagnose.tracebacks import (
     FRAMES_AFTER,
     FRAMES_BEFORE,
@@ -187,12 +187,13 @@ def read_signs(log: Log, line: int) -> Signs:
 def _signs_of_text(log: Log, line: int) -> Signs:
     """What the text says, whatever functions stand in it."""
     text, growth = log.text, grows_steadily(log) or step_lines.allocated_growth(log)
+    event = _event_said(log, line)
     return Signs(
         release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
         series=growing_series(log, line), rates=spoken_rates(text),
         kept=kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log))),
         growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or spoken_growth(text), grows_said=growth_in_words(text),
-        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or _event_said(log, line), saves_said=saving_said(text),
+        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or ("" if saves_event(event) else event), saves_said=saving_said(text) or (event if saves_event(event) else ""),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip

@@ -34,11 +34,11 @@ STEMS: Mapping[str, Mapping[str, str]] = {
         "ru": "обучени|обучает|тренировк|трениру", "tr": "e[ğg]itim", "vi": "huấn luyện|quá trình train", "zh": "训练|訓練", "ja": "学習|訓練|トレーニング", "ko": "학습|훈련", "pl": "trening|trenowani|uczeni|trenuje",
     },
     FINE: {
-        "de": "problemlos|ohne Probleme|geht gut|gut\\b|läuft (?:es|durch|stabil)?|klappt|funktioniert|passt\\b", "es": "(?:va|anda|corre|funciona|sale) bien|sin problemas?|funciona|perfecto|cabe\\b",
-        "fr": "bien\\b|sans (?:aucun |le moindre )?(?:problème|souci)|marche\\b|fonctionne|tourne\\b|passe\\b|tient\\b", "it": "(?:va|gira|funziona|tutto) bene|senza problemi|funziona|gira\\b|ci sta\\b|passa\\b",
-        "pt": "(?:vai|roda|funciona|corre) bem|sem problemas?|funciona|roda|normalmente|cabe\\b", "ru": "нормально|без проблем|хорошо|работает|идёт|идет|влез|помещает",
-        "tr": "sorunsuz|sorun yok|düzgün|iyi (?:gidiyor|çalışıyor)|normal|sığıyor", "vi": "bình thường|ổn|không (?:có |bị )?(?:vấn đề|lỗi|sao)|chạy được|chạy tốt|chạy bình thường",
-        "zh": "正常|没问题|没有问题|沒問題|没事|都好|可以跑|能跑|够用|放得下", "ja": "問題な|正常|うまく|できる|動く|回る|収ま", "ko": "잘 (?:되|돌)|문제\\s?없|정상|괜찮|들어가", "pl": "działa|bez problem|dobrze|mieści",
+        "de": "stabil\\b|konstant|problemlos|ohne Probleme|geht gut|gut\\b|läuft (?:es|durch|stabil)?|klappt|funktioniert|passt\\b", "es": "estable|constante|(?:va|anda|corre|funciona|sale) bien|sin problemas?|funciona|perfecto|cabe\\b",
+        "fr": "stable|constante?\\b|bien\\b|sans (?:aucun |le moindre )?(?:problème|souci)|marche\\b|fonctionne|tourne\\b|passe\\b|tient\\b", "it": "stabile|costante|(?:va|gira|funziona|tutto) bene|senza problemi|funziona|gira\\b|ci sta\\b|passa\\b",
+        "pt": "est[áa]vel|constante|(?:vai|roda|funciona|corre) bem|sem problemas?|funciona|roda|normalmente|cabe\\b", "ru": "стабильн|нормально|без проблем|хорошо|работает|идёт|идет|влез|помещает",
+        "tr": "sabit|sorunsuz|sorun yok|düzgün|iyi (?:gidiyor|çalışıyor)|normal|sığıyor", "vi": "bình thường|ổn|không (?:có |bị )?(?:vấn đề|lỗi|sao)|chạy được|chạy tốt|chạy bình thường",
+        "zh": "稳定|没(?:有)?(?:任何|什么)?问题|正常|没问题|没有问题|沒問題|没事|都好|可以跑|能跑|够用|放得下", "ja": "安定|問題な|正常|うまく|できる|動く|回る|収ま", "ko": "안정|잘 (?:되|돌)|문제\\s?없|정상|괜찮|들어가", "pl": "stabiln|działa|bez problem|dobrze|mieści",
     },
     DIES: {
         "de": "abst[üu]rz|st[üu]rz|bricht\\b|abgebrochen|kracht|knallt|kein Speicher|Speicher (?:ist )?voll|Fehler", "es": "revienta|reviente|falla\\b|se cae|peta\\b|muere|explota|se queda sin memoria|error",

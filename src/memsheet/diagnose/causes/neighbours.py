@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.causes.shortages import cached_covers
+from memsheet.diagnose.denials import said_of
 from memsheet.diagnose.figures import OUTSIDE_LEAST, OUTSIDE_MOST, Figures
 from memsheet.diagnose.frames import OF_SERVERS
 from memsheet.diagnose.interval import (
@@ -112,7 +113,7 @@ _SHARED = re.compile(
 def has_shared_gap(of: Figures, signs: Signs) -> bool | None:
     """What nobody is named for is more than a process has outside its allocator, on a card that is shared."""
     gap = has_unnamed_gap(of, signs)
-    shared = _SHARED.search(signs.text) or said_together(signs.text, SHARES)
+    shared = said_of(_SHARED, signs.text) or said_together(signs.text, SHARES)
     return gap if gap is not False and shared and not shares_a_card(signs.text) else False
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.denials import all_denied
 from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, sized_pattern
 
@@ -200,6 +201,19 @@ _KILLED = re.compile(
 _BARE_ERROR = re.compile(r"(?:builtins\.)?MemoryError:?\s*$")
 """What Python says where it was refused memory, which has no words of its own."""
 _IN_TRACEBACK = re.compile(r"Traceback|^File \"[^\"\n]{1,400}\", line \d", re.MULTILINE)
+
+
+_KILL_WORDS = re.compile(
+    r"OOM-?\s?[Kk]ill\w*|oom[- ]?kill\w*|(?:exit(?:ed)?(?: with)?|return) ?(?:code|status)\s?:?=?\s?(?:137|-9)|SIGKILL|\b137\b|[Kk]illed"
+)
+
+
+def is_said_not_to_be(message: Message, log: Log) -> bool:
+    """Whether a message of a kill is a sentence that denies one ("exit code 137 never happened")."""
+    if message.kind not in (*KILLERS, "container", "signal"):
+        return False
+    line = log.lines[message.line]
+    return all_denied(_KILL_WORDS.finditer(line), line)
 
 
 def killed_lines(log: Log) -> Iterator[Message]:
