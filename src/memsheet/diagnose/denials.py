@@ -32,7 +32,9 @@ def is_denied(text: str, start: int, end: int) -> bool:
 
 def said_of(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     """The first place of a pattern that is not denied."""
-    return next((each for each in pattern.finditer(text) if not is_denied(text, each.start(), each.end())), None)
+    return next(
+        (each for each in pattern.finditer(text) if not is_denied(text, each.start(), each.end())), None
+    )
 
 
 def all_denied(words: Iterable[re.Match[str]], text: str) -> bool:

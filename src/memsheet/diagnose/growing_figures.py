@@ -19,7 +19,9 @@ from memsheet.units import GIB, KIB, MIB
 
 _NUMBER = late_pattern(r"(?<![A-Za-z\d.,_])\d{1,15}(?:[.,]\d{1,6})?(?![\d]|[.,]\d)")
 _UNIT = late_pattern(r"^\s?[\[(]?\s?([KMGT]i?[Bb]|[GM]o|[ГМ][бБ]|gigs?|[GM])(?![A-Za-zА-я/\d])")
-_PARTS = late_pattern(r"[,;、，](?=\s|\D)|\s(?:->|→|=>|-->|then|and|und|y|e|et|и|danach|luego|puis|poi)\s|→|、")
+_PARTS = late_pattern(
+    r"\.\s|[,;、，](?=\s|\D)|\s(?:->|→|=>|-->|then|and|und|y|e|et|и|danach|luego|puis|poi)\s|→|、"
+)
 _OF_ELSE = late_pattern(
     r"(?i:reserv|cach|\bcpu\b|host|\bram\b|\brss\b|swap|disk|free|avail|left|frei\b|libre|livre|liber[oi]|свобод|空き|剩余|peak|\bmax|batch.?size|\bbs\b|rank|\bgpu ?\d|cuda:\d|layer|shard|load"
     r"|block|expert|token|param|/s\b|throughput|download|resol|seq|\blen|ctx|context|width|height|\bpx\b|pixel|nodes|beams|pico\b|picco|spitze|最大|峰|ピーク|最高|长度|長さ)"
@@ -58,9 +60,21 @@ def _series_of_lines(lines: Sequence[str]) -> Iterator[Series]:
     short = [each for each in lines if len(each) <= LONGEST and any(letter.isdigit() for letter in each)]
     yield from _series_of_parts(_part_of(each) for each in short)
     for each in short:
-        parts = _PARTS.split(each)
+        parts = [part for part in _PARTS.split(each) if part]
         if len(parts) >= FEWEST:
-            yield from _series_of_parts(_part_of(part) for part in parts if part)
+            yield from _series_of_parts(map(_part_of, map(_without_lead, parts, (*parts[1:], parts[-1]))))
+
+
+def _without_lead(first: str, second: str) -> str:
+    """A part of a list without the words that lead to it, by how the next one begins."""
+    begins = second.strip()[:LEAD]
+    word = begins.split()[0] if begins and not begins[0].isdigit() else ""
+    at = first.rfind(word) if word else first.rfind(":") + 1
+    return first[at:] if at > 0 else first
+
+
+LEAD = 24
+"""Letters of a part by which another is known."""
 
 
 def _part_of(text: str) -> _Part:
@@ -74,7 +88,9 @@ def _part_of(text: str) -> _Part:
         letter = unit[1][0].upper() if unit else ""
         units.append(_LETTERS.get(letter, letter))
     tail = text[begun:]
-    return _Part("\0".join((*shape, "" if tail.strip(" .:") == "" else tail)).strip(), tuple(figures), tuple(units))
+    return _Part(
+        "\0".join((*shape, "" if tail.strip(" .:") == "" else tail)).strip(), tuple(figures), tuple(units)
+    )
 
 
 def _series_of_parts(parts: Iterable[_Part]) -> Iterator[Series]:
@@ -93,7 +109,9 @@ def _series_of_parts(parts: Iterable[_Part]) -> Iterator[Series]:
             figures = tuple(row.figures[column] for row in rows)
             unit = next((row.units[column] for row in rows if row.units[column]), "")
             near = f"{words[column]} {words[column + 1]}" if column + 1 == columns else words[column]
-            others = (tuple(row.figures[other] for row in rows) for other in range(columns) if other != column)
+            others = (
+                tuple(row.figures[other] for row in rows) for other in range(columns) if other != column
+            )
             if _OF_ELSE.search(near) or any(_OF_ELSE.search(shape) and _only_grows(each) and not _is_even(each) for each in others):  # fmt: skip
                 continue
             counts = next((each for each in _counters(rows, column)), None)
@@ -133,7 +151,9 @@ def _even_tail(figures: Sequence[float], counts: Sequence[float] | None) -> tupl
     if len(tail) < FEWEST:
         return ()
     by_count = [step / apart for step, apart in zip(_steps(tail), _steps(counts[begun:]), strict=True)] if counts else []  # fmt: skip
-    even = _is_even(tail[-FEWEST:]) or (by_count and max(by_count[-FEWEST + 1 :]) <= EVENLY * min(by_count[-FEWEST + 1 :]))
+    even = _is_even(tail[-FEWEST:]) or (
+        by_count and max(by_count[-FEWEST + 1 :]) <= EVENLY * min(by_count[-FEWEST + 1 :])
+    )
     return tail if even else ()
 
 
@@ -150,7 +170,11 @@ def reaches_what_was_held(series: Series, of: Figures) -> tuple[Interval, ...]:
             continue
         for held in _held_at_death(of, grown):
             near = -step / 2 <= held.middle - sizes[-1] <= _reach(step, held.middle, said=bool(series.unit))
-            if near and grown * LEAST >= held.middle and grown >= of.asked.low - (of.free.high if of.free else 0):
+            if (
+                near
+                and grown * LEAST >= held.middle
+                and grown >= of.asked.low - (of.free.high if of.free else 0)
+            ):
                 return tuple(Interval(int(size), int(size)) for size in sizes)
     return ()
 
@@ -163,7 +187,7 @@ def _reach(step: float, held: float, *, said: bool) -> float:
     """How far behind the last figure what was held may lie: a step, and where the unit is said what a step of
     the job makes besides.
     """
-    return max(1.5 * step, held / 5) if said else 1.5 * step
+    return max(2.5 * step, held / 5) if said else 1.5 * step
 
 
 def _held_at_death(of: Figures, grown: float) -> Iterator[Interval]:

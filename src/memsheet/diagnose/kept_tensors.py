@@ -65,12 +65,15 @@ _LENGTHS_VARY = re.compile(
 
 
 def kept_over_rounds(text: str, *, several: bool) -> tuple[Kept, ...]:
-    """What a script keeps from round to round as tensors: sums of losses, and of the rest what is kept where
-    several rounds ran. ``several``: whether something else says so.
+    """What a script keeps from round to round as tensors: sums of losses, what is kept where several rounds
+    ran, and what a loop shows to be kept, however many ran. ``several``: whether something else says so.
     """
     kept = kept_by_script(text)
-    ran = bool(kept) and (several or any(said.search(text) for said in (_LATER_BATCH, _DIES_LATE, _ONLY_LATER)))
-    return tuple(each for each in kept if each.what == "sum" or ran)
+    ran = bool(kept) and (
+        several or any(said.search(text) for said in (_LATER_BATCH, _DIES_LATE, _ONLY_LATER))
+    )
+    told = (each._replace(several=ran or each.what == "sum") for each in kept)
+    return tuple(each for each in told if each.several or each.looped)
 
 
 def growth_in_words(text: str) -> str:

@@ -204,7 +204,10 @@ _RAISED = re.compile(
     r"(?P<name>[^\W\d_]{3,20})[\]\"'):= ]{1,4}(?P<before>\d{1,6})(?:px)?\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,6})(?![\w.]?\d)"
 )
 """Any name of which a line says that its number became a larger one."""
-_NO_SIZE = re.compile(r"loss|lr|rate|acc|score|mem|alloc|vram|epoch|step|iter|best|from|patience|version|rank|gpu|port", re.IGNORECASE)
+_NO_SIZE = re.compile(
+    r"loss|lr|rate|acc|score|mem|alloc|vram|epoch|step|iter|best|from|patience|version|rank|gpu|port",
+    re.IGNORECASE,
+)
 _SIZE_RAISED = re.compile(
     r"\b(?P<name>(?:max_?)?seq(?:uence)?[_ ]?len\w{0,4}|context(?:[_ ]\w{1,8})?|(?:max_?)?length|resolution|image[_ ]?size|img_?size|crop(?:[_ ]size)?|(?:num_)?frames|micro_?batch\w{0,6}|batch[_ ]?size|difficulty|rollout\w{0,8}|horizon)\b"
     r"\W{0,4}(?P<before>\d{1,9})\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,9})\b",

@@ -72,7 +72,7 @@ def long_sample_dies(text: str) -> str:
 
 _EVENT = late_pattern(
     r"(?<![\w-])(?:(?:eval|validat|evaluat)\w*(?![\w]*[_=-])|(?:the )?(?:test|dev|validation) (?:set|loop|pass)|val(?:idation)? (?:loop|step|epoch|batch)"
-    r"|sav(?:e|es|ed|ing)(?:_\w{2,20})? ?(?:\(\)|(?:of )?(?:the |a |my |first |model |full )*(?:checkpoint|model|state|weights|ckpt)\w*)|(?:save_(?:state|pretrained|model|checkpoint)|state_dict|torch\.save)\b|checkpoint(?:ing)? (?:is|gets|to|at|time|save)"
+    r"|sav(?:e|es|ed|ing)(?:_\w{2,20})? ?(?:\(\)|(?:of )?(?:the |a |my |first |model |full )*(?:checkpoint|model|state|weights|ckpt)\w*)|(?:save_(?:state|pretrained|model|checkpoint)|state_dict|torch\.save)\b|(?:full |consolidat\w* )(?:\w+ )?state[ _]dict|checkpoint(?:ing)? (?:is|gets|to|at|time|save)"
     r"|un-?fr[eo]+z\w*|requires_grad_?\(True\)|thaw\w*"
     r"|(?:phase|stage|level) ?(?:[2-9]|II|two|three|B)\b|(?:second|next|third|last|2nd|3rd) (?:phase|stage|level|resolution)"
     r"|(?:gradient |r1 |path[ -]length )?(?:penalty|regulari[sz]ation)\b|(?:discriminator|adversarial|perceptual|GAN|distillation|teacher|EMA|SWA|mixup)\b[^\n]{0,12}\b(?:starts?|kicks? in|begins?|is (?:enabled|added|on)|phase|loss)"
@@ -93,13 +93,24 @@ _STEPS_FIT = late_pattern(
 _DIES_SAID = late_pattern(rf"\b{_DIES}\b|[:：]\s*$|\b(?:gets?|throws?|raises?|gives?|hits?|see)(?: (?:this|the|an?|me|us|it)\b[^\n]{{0,12}})?\s*$", re.IGNORECASE)  # fmt: skip
 
 
-def event_dies(words: str, *, stepped: bool) -> str:
+def fits_otherwise(words: str) -> bool:
+    """Whether people say that a run's other steps fit."""
+    return bool(_STEPS_FIT.search(words))
+
+
+_STEP_LINE = late_pattern(r"\bloss\b|\bit/s\b|[=:]\s?[\"']?(?:true|false|none|\d)|--\w", re.IGNORECASE)
+"""What is a step's line, or a setting's."""
+
+
+def event_dies(words: str, last: str, *, stepped: bool) -> str:
     """By which clause people say that a run died at something that its other steps do not do, where these are
     said, or shown (``stepped``), to have fitted. ``words``: those before a message and behind it, without its
-    traceback.
+    traceback; ``last``: the last line before it.
     """
-    if not (_EVENT.search(words) and (stepped or _STEPS_FIT.search(words))):
+    if not (_EVENT.search(words) and (stepped or fits_otherwise(words))):
         return ""
+    if stepped and _EVENT.search(last) and not (_NOT_THERE.search(last) or _STEP_LINE.search(last)):
+        return last.strip()
     for clause in clauses_of(words):
         found = _EVENT.search(clause)
         dies = found and _DIES_SAID.search(clause)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memsheet.frozen import NamedTuple
@@ -32,7 +32,20 @@ _OF_LIBRARY = late_pattern(
 """A traceback's frame of a library, whose line of code is no script's."""
 LONGEST, MOST_LINES = 240, 4_000
 """Letters of a line, and lines, that are read."""
-_OFF_CARD = ("item", "cpu", "numpy", "tolist", "size", "dim", "numel", "backward", "step", "join", "format", "keys")
+_OFF_CARD = (
+    "item",
+    "cpu",
+    "numpy",
+    "tolist",
+    "size",
+    "dim",
+    "numel",
+    "backward",
+    "step",
+    "join",
+    "format",
+    "keys",
+)
 _OFF_CARD_CALLS = (
     "float", "int", "len", "str", "round", "bool", "print", "range", "open", "zip", "enumerate", "tqdm", "sorted",
     "type", "isinstance", "time", "hash", "sum_numbers", "id",
@@ -69,6 +82,8 @@ class Kept(NamedTuple):
     what: str
     looped: bool
     """Whether the text shows that it was made before the loop."""
+    several: bool = False
+    """Whether the text shows that several rounds ran."""
 
 
 class _Line(NamedTuple):
@@ -82,8 +97,7 @@ def kept_by_script(text: str) -> tuple[Kept, ...]:
     if not _MAY_KEEP.search(text):
         return ()
     lines = list(_lines_of_code(text))
-    texts = [line.said for line in lines]
-    return tuple(dict.fromkeys(kept for line in lines for kept in _kept_by_line(line, lines, texts, text)))
+    return tuple(dict.fromkeys(kept for line in lines for kept in _kept_by_line(line, lines, text)))
 
 
 def _lines_of_code(text: str) -> Iterator[_Line]:
@@ -99,7 +113,7 @@ def _lines_of_code(text: str) -> Iterator[_Line]:
 
 
 def _statements_of(said: str) -> Sequence[ast.stmt]:
-    import ast  # noqa: PLC0415
+    import ast
 
     bare = said.split("#", 1)[0].strip() if "#" in said else said
     source = f"{bare} pass" if bare.endswith(":") else bare
@@ -113,11 +127,11 @@ def _statements_of(said: str) -> Sequence[ast.stmt]:
     return [*body, *(each for each in inner if not isinstance(each, ast.Pass))]
 
 
-def _kept_by_line(line: _Line, lines: Sequence[_Line], texts: Sequence[str], text: str) -> Iterator[Kept]:
+def _kept_by_line(line: _Line, lines: Sequence[_Line], text: str) -> Iterator[Kept]:
     """What one line keeps, of which the loop around it takes nothing back."""
     for name, value, grows in _taken_in(line.node):
         before = [each for each in lines if each.place < line.place]
-        if not _is_tensor(value, before, text) or _taken_back(name, line, before):
+        if not _is_tensor(value, before, text) or _taken_back(name, before):
             continue
         named_loss = _names_loss(value, before)
         graphless = any(_WITHOUT_GRAPH.search(each.said) for each in before[-_WITHOUT_GRAPH_WITHIN:])
@@ -125,14 +139,14 @@ def _kept_by_line(line: _Line, lines: Sequence[_Line], texts: Sequence[str], tex
             continue  # a number on the card
         if _goes_backward(name, line, lines) or (grows == "sum" and not (named_loss or _LOSS.search(name))):
             continue
-        yield Kept(name, grows or ("losses" if named_loss else "outputs"), _is_made_before_loop(name, line, before))
+        yield Kept(name, grows or ("losses" if named_loss else "outputs"), _is_made_before_loop(name, before))
     if (state := _state_with_graph(line.node)) and "retain_graph" in text and not re.search(rf"\b{re.escape(state)}\b[^\n]{{0,40}}\.detach|repackage", text):  # fmt: skip
         yield Kept(state, "graph", looped=True)
 
 
 def _taken_in(node: ast.stmt) -> Iterator[tuple[str, ast.expr, str]]:
     """Who takes a value in, the value, and ``sum`` where it is added."""
-    import ast  # noqa: PLC0415
+    import ast
 
     match node:
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner, attr=method), args=args)):
@@ -151,7 +165,7 @@ def _taken_in(node: ast.stmt) -> Iterator[tuple[str, ast.expr, str]]:
 
 def _taken_by_itself(name: str, value: ast.expr) -> Iterator[tuple[str, ast.expr, str]]:
     """``x = x + y``, ``x = torch.cat([x, y])``, the latter also as one branch of two."""
-    import ast  # noqa: PLC0415
+    import ast
 
     match value:
         case ast.BinOp(left=left, op=ast.Add(), right=right) if ast.unparse(left) == name:
@@ -168,7 +182,7 @@ def _taken_by_itself(name: str, value: ast.expr) -> Iterator[tuple[str, ast.expr
 
 def _root_name(node: ast.expr) -> str:
     """``acts`` of ``acts.setdefault(n, [])``, ``self.cache`` of ``self.cache[i]``."""
-    import ast  # noqa: PLC0415
+    import ast
 
     match node:
         case ast.Call(func=ast.Attribute(value=owner)) | ast.Subscript(value=owner):
@@ -183,14 +197,14 @@ def _root_name(node: ast.expr) -> str:
 
 
 def _called_name(node: ast.Call) -> str:
-    import ast  # noqa: PLC0415
+    import ast
 
     return ast.unparse(node.func)
 
 
-def _is_tensor(value: ast.expr, before: Sequence[_Line], text: str, depth: int = 0) -> bool:  # noqa: PLR0911
+def _is_tensor(value: ast.expr, before: Sequence[_Line], text: str, depth: int = 0) -> bool:
     """Whether a value is a tensor on the card, or holds one."""
-    import ast  # noqa: PLC0415
+    import ast
 
     if depth > DEEPEST:
         return False
@@ -201,7 +215,11 @@ def _is_tensor(value: ast.expr, before: Sequence[_Line], text: str, depth: int =
     match value:
         case ast.Name(id=name):
             made = _made_as(name, before)
-            return is_one(made) if made is not None else _is_of_hook(name, before, text) or bool(_TENSORS.match(name))
+            return (
+                is_one(made)
+                if made is not None
+                else _is_of_hook(name, before, text) or bool(_TENSORS.match(name))
+            )
         case ast.Attribute(attr=attribute) if attribute in _NO_TENSOR:
             return False
         case ast.Attribute(value=owner, attr=attribute):
@@ -223,8 +241,8 @@ DEEPEST = 12
 """How far back the making of a value is followed."""
 
 
-def _makes_tensor(call: ast.Call, is_one) -> bool:  # type: ignore[no-untyped-def]
-    import ast  # noqa: PLC0415
+def _makes_tensor(call: ast.Call, is_one: Callable[[ast.expr], bool]) -> bool:
+    import ast
 
     name = _called_name(call)
     last = name.rpartition(".")[2]
@@ -234,16 +252,19 @@ def _makes_tensor(call: ast.Call, is_one) -> bool:  # type: ignore[no-untyped-de
     if isinstance(call.func, ast.Attribute) and is_one(call.func.value):
         return True
     if last in ("cuda", "to"):
-        return any("cuda" in ast.unparse(each) or "device" in ast.unparse(each) for each in call.args) or last == "cuda"
+        return (
+            any("cuda" in ast.unparse(each) or "device" in ast.unparse(each) for each in call.args)
+            or last == "cuda"
+        )
     of_torch = name.startswith(("F.", "torch.nn.functional.", "nn.functional."))
     on_card = any(word.arg == "device" and "cuda" in ast.unparse(word.value) for word in call.keywords)
-    made = of_torch or on_card or bool(_MAKERS.search(name)) and "loader" not in name and name[:1] != "["
+    made = of_torch or on_card or (bool(_MAKERS.search(name)) and "loader" not in name and name[:1] != "[")
     return made or (name.startswith("torch.") and any(map(is_one, call.args)))
 
 
 def _made_as(name: str, before: Sequence[_Line]) -> ast.expr | None:
     """What a name was last made as, in lines before."""
-    import ast  # noqa: PLC0415
+    import ast
 
     for line in reversed(before):
         node = line.node
@@ -253,21 +274,23 @@ def _made_as(name: str, before: Sequence[_Line]) -> ast.expr | None:
 
 
 def _names_of(node: ast.expr) -> set[str]:
-    import ast  # noqa: PLC0415
+    import ast
 
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _is_of_hook(name: str, before: Sequence[_Line], text: str) -> bool:
     """Whether a name is what a hook of a module is given."""
-    import ast  # noqa: PLC0415
+    import ast
 
     heads = [each.node for each in before if isinstance(each.node, ast.FunctionDef)]
-    return bool(heads) and "forward_hook" in text and any(name == each.arg for each in heads[-1].args.args[-2:])
+    return (
+        bool(heads) and "forward_hook" in text and any(name == each.arg for each in heads[-1].args.args[-2:])
+    )
 
 
 def _names_loss(value: ast.expr, before: Sequence[_Line]) -> bool:
-    import ast  # noqa: PLC0415
+    import ast
 
     if isinstance(value, ast.Name) and not _LOSS.search(value.id):
         made = _made_as(value.id, before)
@@ -276,14 +299,14 @@ def _names_loss(value: ast.expr, before: Sequence[_Line]) -> bool:
 
 
 def _has_method(value: ast.expr, method: str) -> bool:
-    import ast  # noqa: PLC0415
+    import ast
 
     return any(isinstance(each, ast.Attribute) and each.attr == method for each in ast.walk(value))
 
 
 def _is_loop(line: _Line) -> bool:
     """Whether a line begins a loop over rounds."""
-    import ast  # noqa: PLC0415
+    import ast
 
     match line.node:
         case ast.For(iter=over) | ast.AsyncFor(iter=over):
@@ -295,7 +318,7 @@ def _is_loop(line: _Line) -> bool:
 
 def _reset_place(name: str, before: Sequence[_Line]) -> int | None:
     """Where a name was last made anew."""
-    import ast  # noqa: PLC0415
+    import ast
 
     places = (
         line.place for line in reversed(before)
@@ -305,7 +328,7 @@ def _reset_place(name: str, before: Sequence[_Line]) -> int | None:
     return next(places, None)
 
 
-def _taken_back(name: str, line: _Line, before: Sequence[_Line]) -> bool:
+def _taken_back(name: str, before: Sequence[_Line]) -> bool:
     """Whether what keeps it is made anew in each round: behind the loop's head, or a function's."""
     made = _reset_place(name, before)
     between = [each for each in before if made is not None and each.place > made]
@@ -313,14 +336,14 @@ def _taken_back(name: str, line: _Line, before: Sequence[_Line]) -> bool:
 
 
 def _stands_in_loop(place: int, before: Sequence[_Line]) -> bool:
-    import ast  # noqa: PLC0415
+    import ast
 
     return any(
         isinstance(each.node, ast.For | ast.While | ast.FunctionDef) for each in before if each.place < place
     )
 
 
-def _is_made_before_loop(name: str, line: _Line, before: Sequence[_Line]) -> bool:
+def _is_made_before_loop(name: str, before: Sequence[_Line]) -> bool:
     made = _reset_place(name, before)
     return made is not None and any(_is_loop(each) for each in before if each.place > made)
 
@@ -341,7 +364,7 @@ def _goes_backward(name: str, line: _Line, lines: Sequence[_Line]) -> bool:
 
 def _state_with_graph(node: ast.stmt) -> str:
     """A name that a call is given and makes anew: a state that goes from round to round."""
-    import ast  # noqa: PLC0415
+    import ast
 
     match node:
         case ast.Assign(targets=[target], value=ast.Call() as call):

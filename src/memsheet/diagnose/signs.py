@@ -33,7 +33,6 @@ from memsheet.diagnose.frames import (
 from memsheet.diagnose.growing_figures import Series, growing_series
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.kept_tensors import growth_in_words, kept_over_rounds
-from memsheet.diagnose.script_lines import Kept
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
@@ -49,7 +48,14 @@ from memsheet.diagnose.regimes import (
     thawing_words,
     trained_before,
 )
-from memsheet.diagnose.said_regimes import event_dies, long_sample_dies, next_phase_dies, saves_event
+from memsheet.diagnose.said_regimes import (
+    event_dies,
+    fits_otherwise,
+    long_sample_dies,
+    next_phase_dies,
+    saves_event,
+)
+from memsheet.diagnose.script_lines import Kept
 from memsheet.diagnose.tracebacks import (
     FRAMES_AFTER,
     FRAMES_BEFORE,
@@ -207,7 +213,8 @@ def _event_said(log: Log, line: int) -> str:
     before = list(log.lines[max(0, line - FRAMES_BEFORE) : line])
     shown = before[: len(before) - len(own) + 1] if own and log.lines[line] == own[-1] else before
     behind = [each for each in log.lines[line + 1 : line + FRAMES_AFTER] if each not in own]
-    return event_dies("\n".join((*shown, *behind)), stepped=trained_before(log, line, saves=False))
+    last = next((each for each in reversed(shown) if each.strip() and "Traceback" not in each), "")
+    return event_dies("\n".join((*shown, *behind)), last, stepped=trained_before(log, line, saves=False))
 
 
 def _programs_of(log: Log, line: int) -> list[str]:
@@ -222,6 +229,8 @@ def _is_training(log: Log, line: int, window: Sequence[str], names: Sequence[str
     saves = any(FRAMES.get(name) is CHECKPOINT_SAVE for name in names)
     trains = any(name in TRAINS for name in names) or trained_before(log, line, saves=saves)
     trains = trains or any(_CALLS_TRAINING.search(each) for each in codes_of_frames(window))
+    evaluates = any(FRAMES.get(name) is EVALUATION_STEP for name in names)
+    trains = trains or (evaluates and fits_otherwise(_words_around(log, line)))
     return trains and not any(name in BEFORE_TRAINING for name in names)
 
 

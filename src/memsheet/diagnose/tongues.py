@@ -128,13 +128,13 @@ def _word_parts(pattern: re.Pattern[str], text: str) -> Iterator[str]:
     yield text[begun:]
 
 
-_ASIDE = late_pattern(r"[(（][^()（）\n]{1,120}[)）]")
+ASIDE = late_pattern(r"[(（][^()（）\n]{1,120}[)）]")
 """What stands in brackets, whose commas part no clause."""
 
 
 def clauses_of(text: str) -> Iterator[str]:
     """Parts of sentences of which each says something else, without what stands in brackets."""
-    for sentence in _word_parts(_SENTENCE, _ASIDE.sub(" ", text)):
+    for sentence in _word_parts(_SENTENCE, ASIDE.sub(" ", text)):
         if len(sentence) <= LONGEST:
             yield from _word_parts(_CLAUSE, sentence)
 

@@ -159,7 +159,7 @@ def _fullest_of_card(first: Message, messages: Sequence[Message]) -> Message:
     same = (
         each for each in messages
         if each.kind == first.kind and each.facts.get("asked") == first.facts["asked"]
-        and each.words.get("device") == first.words.get("device") and "allocated" in each.facts
+        and first.words.get("device") in (None, each.words.get("device")) and "allocated" in each.facts
     )  # fmt: skip
     return next(same, first)
 

@@ -18,13 +18,23 @@ from memsheet.diagnose.signs import Signs
 
 def memory_grows(of: Figures, signs: Signs) -> bool | None:
     """What is reserved grows with tensors where next to nothing is kept without them."""
-    if signs.kept or _series_of_held(of, signs) or _rounds_that_fill(of, signs):
+    if _keeps_what_fills(of, signs) or _series_of_held(of, signs) or _rounds_that_fill(of, signs):
         return True
     if signs.growth:
         return at_least(signs.growth[-1] - signs.growth[0], short_bytes(of))
     held = signs.reserved_growth or signs.used_growth
     of_card = bool(held) and (of.capacity is None or not more_than(held[-1], of.capacity))
     return of_card and not _may_be_pieces(of, held)
+
+
+SMALL = 20
+"""A request is a part of what is held, or less, which one round does not make."""
+
+
+def _keeps_what_fills(of: Figures, signs: Signs) -> bool:
+    """What is kept by several rounds; where how many ran is not said, tensors hold many times what one asks."""
+    small = of.allocated is not None and of.asked.high * SMALL <= of.allocated.low
+    return any(each.several or small for each in signs.kept)
 
 
 def _series_of_held(of: Figures, signs: Signs) -> tuple[Interval, ...]:
@@ -113,7 +123,7 @@ def growth_of_steps(signs: Signs) -> Judgement | None:
         return Judgement(
             causes=(Cause.LEAK,), because=f"what is {what} only grows: {grown}, until a request has no room"
         )
-    if signs.kept:
+    if any(each.several for each in signs.kept):
         kept = signs.kept[0]
         return Judgement(causes=(Cause.LEAK,), because=f"{_KEPT_WORDS[kept.what].format(kept.name)}")
     if not signs.grows_said:

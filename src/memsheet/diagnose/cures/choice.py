@@ -23,12 +23,12 @@ from memsheet.diagnose.cures.tables import (
     KEEP_NO_RUN,
     KEEP_NO_SESSION,
     KEEP_NOTHING,
+    OF_KEPT,
     OF_KERAS,
     OF_PHASE,
     SERVER_SHARE,
     SEVERAL_RUNS,
     SHORTER_SAMPLES,
-    OF_KEPT,
 )
 from memsheet.diagnose.cures.without_training import beside_own_cache, in_server, without_training
 from memsheet.diagnose.figures import Figures

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.messages.step_lines import ENOUGH
+from memsheet.diagnose.tongues import ASIDE
 from memsheet.patterns import late_pattern
 
 _ROUNDS = (
     r"(?:epoch|step|iter(?:ation)?|fold|trial|run|fit|round|call|request|gen(?:eration)?|turn|message|chat|episode|game|image|prompt|file|video|document|restart|execution|experiment|sweep|cell"
     r"|Epoche|Durchlauf|Durchläufe|Lauf|Schritt|[ée]poca|paso|passo|iteración|iteração|vuelta|itération|époque|étape|epoca|iterazione|эпох|шаг|итераци|запуск|фолд|adım|tur|bước|lần"
+    r"|petici[oó]n\w*|solicitud\w*|requ[êe]te|richiest\w|requisiç\w*|pedido|Anfrage|запрос\w*|istek|yêu cầu|im[aá]gen\w*|Bild\w*|картин\w*|请求|张|リクエスト|枚|요청|장"
     r"|轮|輪|步|折|次|エポック|ステップ|回|フォールド|에폭|스텝|폴드|번)"
 )  # fmt: skip
 """What a job does again and again, as people of several tongues call it. A batch is none: its size is called
@@ -79,7 +81,7 @@ _EACH_ROUND = (
 )  # fmt: skip
 _RATE = late_pattern(
     rf"(?<![\w.,]){_SIZE}[^\n.;:\d]{{0,24}}?(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))"
-    rf"|(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))[^\n.;:\d]{{0,30}}?(?P<size_behind>{_NUMBER})\s?(?P<unit_behind>{_UNIT})",
+    rf"|(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))[^\n.;:\d]{{0,40}}?(?P<size_behind>{_NUMBER})\s?(?P<unit_behind>{_UNIT})",
     re.IGNORECASE,
 )  # fmt: skip
 _COUNT_OF_ROUNDS = late_pattern(
@@ -91,13 +93,18 @@ MOST_RATES = 8
 
 def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
     """What people say that a round adds, with each number of rounds that they say."""
+    text = ASIDE.sub("", text)
     if not (found := list(itertools.islice(_RATE.finditer(text), MOST_RATES))):
         return ()
     counts = {
         int((each["count"] or each["behind"]).replace(",", "").replace(".", ""))
         for each in itertools.islice(_COUNT_OF_ROUNDS.finditer(text), MOST_RATES * MOST_RATES)
     }
-    told = [each for each in found if not _OF_SETTINGS.search(text[max(0, each.start() - AROUND // 4) : each.end()])]
+    told = [
+        each
+        for each in found
+        if not _OF_SETTINGS.search(text[max(0, each.start() - AROUND // 4) : each.end()])
+    ]
     sizes = (
         size for each in told
         for size in _spoken_sizes([(each["size"] or each["size_behind"], each["unit"] or each["unit_behind"])])
