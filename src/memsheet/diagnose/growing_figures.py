@@ -8,6 +8,7 @@ A series is the same place of lines that differ by their numbers alone, or of th
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from memsheet.diagnose.cleaned import Log
@@ -62,19 +63,16 @@ def _series_of_lines(lines: Sequence[str]) -> Iterator[Series]:
     for each in short:
         parts = [part for part in _PARTS.split(each) if part]
         if len(parts) >= FEWEST:
-            yield from _series_of_parts(map(_part_of, map(_without_lead, parts, (*parts[1:], parts[-1]))))
+            yield from _series_of_parts(map(_part_of, _without_leads(parts)))
 
 
-def _without_lead(first: str, second: str) -> str:
-    """A part of a list without the words that lead to it, by how the next one begins."""
-    begins = second.strip()[:LEAD]
-    word = begins.split()[0] if begins and not begins[0].isdigit() else ""
-    at = first.rfind(word) if word else first.rfind(":") + 1
-    return first[at:] if at > 0 else first
-
-
-LEAD = 24
-"""Letters of a part by which another is known."""
+def _without_leads(parts: Sequence[str]) -> Iterator[str]:
+    """Parts of a list without the words that lead to them, by the word with which most of them begin."""
+    firsts = Counter(each.split()[0] for each in parts if each.strip())
+    word = next((word for word, count in firsts.most_common(1) if count > 1 and not word[0].isdigit()), "")
+    for part in parts:
+        at = part.rfind(word) if word else part.rfind(":") + 1
+        yield part[max(0, at) :]
 
 
 def _part_of(text: str) -> _Part:
