@@ -45,7 +45,7 @@ def _refused_start(message: Message, log: Log) -> Judgement:
     lower = free.low * 100 // card.high
     fits = Cure(
         change=f"a share that is free: {UTILIZATION} 0.{lower:02d}", helps=YES if free.low * 2 > desired.high else MAYBE, where=f"{UTILIZATION} 0.{lower:02d}",
-        why=f"passes this check: 0.{lower:02d} × {size_words(card)} ≤ {size_words(free)}; the cache gets as much less",
+        why=f"passes this check: 0.{lower:02d} × {size_words(card)} ≤ {size_words(free)}; weights and cache get no more than these together",
     )  # fmt: skip
     lines = (
         f"{share} × {size_words(card)} = {size_words(desired)} wanted, {size_words(free)} free",
