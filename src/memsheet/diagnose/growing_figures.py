@@ -163,8 +163,7 @@ def reaches_what_was_held(series: Series, of: Figures) -> tuple[Interval, ...]:
         sizes = [figure * factor for figure in series.figures]
         step = max(_steps(sizes))
         grown = sizes[-1] - sizes[0]
-        counted = not series.unit and len({round(each) for each in _steps(series.figures)}) == 1
-        if counted and sizes[-1] < NO_COUNT * factor:
+        if not series.unit and _counts_rounds(series.figures) and sizes[-1] < NO_COUNT * factor:
             continue
         for held in _held_at_death(of, grown):
             near = -step / 2 <= held.middle - sizes[-1] <= _reach(step, held.middle, said=bool(series.unit))
@@ -175,6 +174,13 @@ def reaches_what_was_held(series: Series, of: Figures) -> tuple[Interval, ...]:
             ):
                 return tuple(Interval(int(size), int(size)) for size in sizes)
     return ()
+
+
+def _counts_rounds(figures: Sequence[float]) -> bool:
+    """Whether figures are multiples of one step, or one more or less, as a counter's are."""
+    steps = {round(each) for each in _steps(figures)}
+    step = max(steps.pop(), 1)
+    return not steps and any(all(round(each + shift) % step == 0 for each in figures) for shift in (-1, 0, 1))
 
 
 LEAST = 5

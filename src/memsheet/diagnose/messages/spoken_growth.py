@@ -89,11 +89,13 @@ _COUNT_OF_ROUNDS = late_pattern(
     re.IGNORECASE,
 )  # fmt: skip
 MOST_RATES = 8
+_DOTTED_NAME = late_pattern(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(\))?")
+_ROUNDS_OF_RATE = late_pattern(rf"(\d{{1,6}})\s?{_ROUNDS}", re.IGNORECASE)
 
 
 def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
     """What people say that a round adds, with each number of rounds that they say."""
-    text = ASIDE.sub("", text)
+    text = _DOTTED_NAME.sub("it", ASIDE.sub("", text))
     if not (found := list(itertools.islice(_RATE.finditer(text), MOST_RATES))):
         return ()
     counts = {
@@ -105,11 +107,16 @@ def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
         for each in found
         if not _OF_SETTINGS.search(text[max(0, each.start() - AROUND // 4) : each.end()])
     ]
-    sizes = (
-        size for each in told
-        for size in _spoken_sizes([(each["size"] or each["size_behind"], each["unit"] or each["unit_behind"])])
-    )  # fmt: skip
-    return tuple((size, count) for size in sizes for count in sorted(counts) if count >= FEWEST)
+    rates = (
+        (size, int(of[1]) if (of := _ROUNDS_OF_RATE.search(each.group())) else 1)
+        for each in told
+        for size in _spoken_sizes(
+            [(each["size"] or each["size_behind"], each["unit"] or each["unit_behind"])]
+        )
+    )
+    return tuple(
+        (size, count // of) for size, of in rates for count in sorted(counts) if count // of >= FEWEST
+    )
 
 
 def _grows_evenly(sizes: Sequence[Interval]) -> bool:
