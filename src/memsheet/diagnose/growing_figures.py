@@ -28,6 +28,11 @@ _OF_ELSE = late_pattern(
     r"|block|expert|token|param|/s\b|throughput|download|resol|seq|\blen|ctx|context|width|height|\bpx\b|pixel|nodes|beams|pico\b|picco|spitze|最大|峰|ピーク|最高|长度|長さ)"
 )
 """What figures are called that are no tensors of the card, or grow by a setting."""
+_SETTING = late_pattern(
+    r"(?i:batch.?size|\bbs\b|micro|\bseq|len(?:gth)?\b|ctx|context|token|resol|width|height|\bsize|nodes|frames|beams|heads|layer|block|shard|load|expert|module|stage|workers|ranks?\b|gpus?\b|hidden|dim\b|\bn_?layer|images?(?=[=: ]*\0)"
+    r"|\0(?:k\b|px|x\d|b\b| ?(?:tokens|frames|layers|pixels|images|samples|gpus|workers|px))|长度|批|分辨率|長さ|枚)"
+)
+"""What stands before or behind (a number being \\0) a size that people set."""
 FEWEST, EVENLY, MOST_LINES, LONGEST = 4, 2.0, 3_000, 300
 """Figures that make a series; how much larger one step of it may be than another; lines before a message, and
 letters of one, that are looked at.
@@ -70,8 +75,8 @@ def _without_leads(parts: Sequence[str]) -> Iterator[str]:
     """Parts of a list without the words that lead to them, by the word with which most of them begin."""
     firsts = Counter(each.split()[0] for each in parts if each.strip())
     word = next((word for word, count in firsts.most_common(1) if count > 1 and not word[0].isdigit()), "")
-    for part in parts:
-        at = part.rfind(word) if word else part.rfind(":") + 1
+    for place, part in enumerate(parts):
+        at = part.rfind(word) if word else 0 if place else part.rfind(":") + 1
         yield part[max(0, at) :]
 
 
@@ -107,14 +112,21 @@ def _series_of_parts(parts: Iterable[_Part]) -> Iterator[Series]:
             figures = tuple(row.figures[column] for row in rows)
             unit = next((row.units[column] for row in rows if row.units[column]), "")
             near = f"{words[column]} {words[column + 1]}" if column + 1 == columns else words[column]
-            others = (
-                tuple(row.figures[other] for row in rows) for other in range(columns) if other != column
-            )
-            if _OF_ELSE.search(near) or any(_OF_ELSE.search(shape) and _only_grows(each) and not _is_even(each) for each in others):  # fmt: skip
+            if _OF_ELSE.search(near) or _sets_size(words, rows, column):
                 continue
             counts = next((each for each in _counters(rows, column)), None)
             if tail := _even_tail(figures, counts):
                 yield Series(tail, unit)
+
+
+def _sets_size(words: Sequence[str], rows: Sequence[_Part], column: int) -> bool:
+    """Whether another column is of a size that is set (``bs=4``, ``512px``, ``8k``) and grows, too."""
+    for other in range(len(rows[0].figures)):
+        around = f"{words[other]}\0{words[other + 1] if other + 1 < len(words) else ''}"
+        grows = other != column and rows[0].figures[other] < rows[-1].figures[other]
+        if grows and (_SETTING.search(around) or rows[0].units[other]):
+            return True
+    return False
 
 
 def _counters(rows: Sequence[_Part], column: int) -> Iterator[tuple[float, ...]]:

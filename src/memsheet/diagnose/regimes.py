@@ -341,17 +341,17 @@ def _epochs_of(log: Log, line: int) -> tuple[int, ...]:
 _OF_EVALUATION = r"(?:sampling|validation|evaluation|eval|(?:model|trainer)\.evaluate|evaluating|validating)"
 _DIES = r"(?:die|crash|fail|oom|out of memory|boom|explode|kill)"
 _EVALUATION_SAID = re.compile(
-    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
+    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.,]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.,]{0,30}?\b(?:validation|evaluation|eval)\b"
     rf"|\b{_OF_EVALUATION}\b(?: (?:loop|step|pass|phase))?[:,]? (?:always |then |still )?{_DIES}"
     rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,20}}?\b(?:start|begin|run|kick)\w{{0,5}}\b(?:(?!\btrain)[^\n.]){{0,70}}?\b{_DIES}"
     rf"|\b(?:first|1st|initial) {_OF_EVALUATION}\b[^\n.]{{0,40}}?\b{_DIES}"
     rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,50}}?\bruns? out of memory\b"
-    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+",
+    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.,]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.,]{0,30}?\b(?:validat|evaluat)\w+",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
 _TRAINS_SAID = re.compile(
-    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+|the steps)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?|fits?)\b"
+    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+|the steps)\b(?:(?!\b(?:die|crash|fail|oom))[^\n.;]){0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?|fits?)\b"
     r"|\btraining itself\b",
     re.IGNORECASE,
 )  # fmt: skip

@@ -114,11 +114,17 @@ def event_dies(words: str, last: str, *, stepped: bool) -> str:
     for clause in clauses_of(words):
         found = _EVENT.search(clause)
         dies = found and _DIES_SAID.search(clause)
-        if found and dies and _PLACE.search(clause[: found.start()]) and not _NOT_THERE.search(clause):
+        if (
+            found
+            and dies
+            and _PLACE.search(clause[: found.start()])
+            and not (_NOT_THERE.search(clause) or (_SHARDS.search(words) and _STAGE.search(clause)))
+        ):
             return clause.strip()
     return ""
 
 
+_STAGE = late_pattern(r"\bstages?\b", re.IGNORECASE)
 _SAVES = late_pattern(r"\bsav(?:e|es|ed|ing)\b|save_|state_dict|checkpoint", re.IGNORECASE)
 
 

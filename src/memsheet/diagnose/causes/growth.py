@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.diagnose.causes.shortages import short_bytes
+from memsheet.diagnose.causes.shortages import cached_covers, short_bytes
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.growing_figures import reaches_what_was_held
 from memsheet.diagnose.interval import (
@@ -29,11 +29,16 @@ def memory_grows(of: Figures, signs: Signs) -> bool | None:
 
 SMALL = 20
 """A request is a part of what is held, or less, which one round does not make."""
+PIECES = 5
+"""A part of the card that is kept without tensors, or more, which tensors that stay do not explain."""
 
 
 def _keeps_what_fills(of: Figures, signs: Signs) -> bool:
     """What is kept by several rounds; where how many ran is not said, tensors hold many times what one asks."""
     small = of.allocated is not None and of.asked.high * SMALL <= of.allocated.low
+    kept = of.unallocated or NOTHING
+    if of.capacity is not None and kept.low * PIECES >= of.capacity.high and cached_covers(of) is True:
+        return any(each.what == "sum" for each in signs.kept)
     return any(each.several or small for each in signs.kept)
 
 

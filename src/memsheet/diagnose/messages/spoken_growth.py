@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.messages.step_lines import ENOUGH
-from memsheet.diagnose.tongues import ASIDE
+from memsheet.diagnose.tongues import ASIDE, GROWS, said_together
 from memsheet.patterns import late_pattern
 
 _ROUNDS = (
@@ -89,6 +89,12 @@ _COUNT_OF_ROUNDS = late_pattern(
     re.IGNORECASE,
 )  # fmt: skip
 MOST_RATES = 8
+_ADDS = late_pattern(
+    r"\+\s?\d|\badd(?:s|ed|ing)?\b|grow|creep|climb|increas|\bris(?:es?|ing)\b|\bmore\b|extra|additional|\bup\b|\bleav(?:es?|ing)\b|\bleft\b|leak|\bstays?\b|never|not (?:freed|released)|accumul"
+    r"|\bdeja\b|laisse|lascia|deixa|l[äa]sst|bleib|dazu|hinzu|zurück|sin liberar|sem liberar|оста[её]тся|прибавля|残|남|留|bırak|để lại",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that what a round takes is not given back."""
 _DOTTED_NAME = late_pattern(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(\))?")
 _ROUNDS_OF_RATE = late_pattern(rf"(\d{{1,6}})\s?{_ROUNDS}", re.IGNORECASE)
 
@@ -103,10 +109,10 @@ def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
         for each in itertools.islice(_COUNT_OF_ROUNDS.finditer(text), MOST_RATES * MOST_RATES)
     }
     told = [
-        each
-        for each in found
-        if not _OF_SETTINGS.search(text[max(0, each.start() - AROUND // 4) : each.end()])
-    ]
+        each for each in found
+        if (around := text[max(0, each.start() - AROUND // 4) : each.end() + AROUND // 4]) and not _OF_SETTINGS.search(around)
+        and (_ADDS.search(around) or said_together(around, GROWS))
+    ]  # fmt: skip
     rates = (
         (size, int(of[1]) if (of := _ROUNDS_OF_RATE.search(each.group())) else 1)
         for each in told
