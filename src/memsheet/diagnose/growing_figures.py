@@ -67,8 +67,14 @@ def _series_of_lines(lines: Sequence[str]) -> Iterator[Series]:
     yield from _series_of_parts(_part_of(each) for each in short)
     for each in short:
         parts = [part for part in _PARTS.split(each) if part]
-        if len(parts) >= FEWEST:
+        if len(parts) >= FEWEST and not _OF_ELSE.search(_lead_of(each)):
             yield from _series_of_parts(map(_part_of, _without_leads(parts)))
+
+
+def _lead_of(line: str) -> str:
+    """What a line says before the first figure with a unit, behind the sentence before that."""
+    first = next((each.start() for each in _NUMBER.finditer(line) if _UNIT.match(line[each.end() :][:8])), 0)
+    return line[:first].rpartition(". ")[2].rpartition(", ")[2]
 
 
 def _without_leads(parts: Sequence[str]) -> Iterator[str]:

@@ -24,7 +24,7 @@ _MARK = late_pattern(
     r"^(?:>>> ?|\.\.\. ?|> ?|In ?\[\d{0,4}\]: ?|(?:-{1,4}>|❱)? ?\d{1,5}[ :|│]{1,3}(?=[A-Za-z_ ]))"
 )
 """What stands before a line of code where people quote it."""
-_MAY_KEEP = late_pattern(r"\.(?:append|extend|add|update|put|insert|appendleft|push|store)\(|\+=|\bcat\(|stack\(|\]\s?=(?!=)|retain_graph")  # fmt: skip
+_MAY_KEEP = late_pattern(r"\.(?:append|extend|add|update|put|insert|appendleft|push|store)\(|\+=|\b(\w+)\s?=\s?(?:self\.)?\1\s?\+|\bcat\(|stack\(|\]\s?=(?!=)|retain_graph")  # fmt: skip
 _QUOTED = late_pattern(r"`([^`\n]{4,120})`")
 _OF_LIBRARY = late_pattern(
     r"""\W{0,4}File "[^"\n]{0,300}(?:(?:site|dist)-packages|/lib/python|/(?:torch\w*|deepspeed|transformers|accelerate|trl|peft|megatron|(?:pytorch_)?lightning|verl|vllm|sglang|fairseq|diffusers|timm|keras|jax|flax)/)"""
@@ -58,7 +58,7 @@ _MAKERS = late_pattern(
 )  # fmt: skip
 """What functions are called that make tensors of a model; ``F.…`` and ``torch.…`` do, too."""
 _TENSORS = late_pattern(
-    r"^(?:\w{0,20}loss(?:es)?|l|outs?|outputs?|res(?:ults?)?|preds?|predictions?|y_?hat|y_pred|logits|probs|hidden\w{0,8}|h|z|latents?|feats?|features?|emb(?:edding)?s?"
+    r"^(?:\w{0,20}loss\w{0,8}|l|outs?|outputs?|res(?:ults?)?|preds?|predictions?|y_?hat|y_pred|logits|probs|hidden\w{0,8}|h|z|latents?|feats?|features?|emb(?:edding)?s?"
     r"|attn\w{0,10}|attentions?|activations?|acts?|grads?|score(?:s)?|reward(?:s)?|value(?:s)?|log_?probs?|state(?:s)?)$",
     re.IGNORECASE,
 )  # fmt: skip
@@ -107,7 +107,7 @@ def _lines_of_code(text: str) -> Iterator[_Line]:
     quoted = [each for line in own if "`" in line for each in _QUOTED.findall(line)]
     for place, raw in enumerate((*own, *quoted)):
         said = _MARK.sub("", raw.strip().strip("`")).strip()
-        if len(said) <= LONGEST and any(each in said for each in ("=", "(", "for ", "while ", "def ")):
+        if len(said) <= LONGEST and any(each in said for each in ("=", "(", "for ", "while ", "def ", "@")):
             for node in _statements_of(said):
                 yield _Line(place, node, said)
 
@@ -116,7 +116,13 @@ def _statements_of(said: str) -> Sequence[ast.stmt]:
     import ast
 
     bare = said.split("#", 1)[0].strip() if "#" in said else said
-    source = f"{bare} pass" if bare.endswith(":") else bare
+    source = (
+        f"{bare}\ndef decorated(): pass"
+        if bare[:1] == "@"
+        else f"{bare} pass"
+        if bare.endswith(":")
+        else bare
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -137,11 +143,33 @@ def _kept_by_line(line: _Line, lines: Sequence[_Line], text: str) -> Iterator[Ke
         graphless = any(_WITHOUT_GRAPH.search(each.said) for each in before[-_WITHOUT_GRAPH_WITHIN:])
         if named_loss and (graphless or _has_method(value, "detach")):
             continue  # a number on the card
-        if _goes_backward(name, line, lines) or (grows == "sum" and not (named_loss or _LOSS.search(name))):
+        looped = _is_made_before_loop(name, before)
+        if _goes_backward(name, line, lines) or (
+            grows == "sum" and not (looped or _sums_steps(name, value, text))
+        ):
             continue
         yield Kept(name, grows or ("losses" if named_loss else "outputs"), _is_made_before_loop(name, before))
     if (state := _state_with_graph(line.node)) and "retain_graph" in text and not re.search(rf"\b{re.escape(state)}\b[^\n]{{0,40}}\.detach|repackage", text):  # fmt: skip
         yield Kept(state, "graph", looped=True)
+
+
+_WHOLE_LOSS = late_pattern(
+    r"^(?:self\.)?(?:(?:batch|step|iter|train|val|valid|test|cur|current)_?)?loss(?:es)?$"
+)
+
+
+def _sums_steps(name: str, value: ast.expr, text: str) -> bool:
+    """Whether a sum whose loop the text does not show is of whole losses, not of the parts of one."""
+    import ast
+
+    if name == "loss" or not _LOSS.search(f"{name} {ast.unparse(value)}"):
+        return False
+    inner = [each for each in ast.walk(value) if isinstance(each, ast.Name | ast.Attribute | ast.Call)]
+    said = [ast.unparse(each) for each in inner]
+    whole = any(
+        _WHOLE_LOSS.match(each) or re.search(rf"\b{re.escape(each)}\.backward\(", text) for each in said
+    )
+    return whole or any(isinstance(each, ast.Call) and _LOSS.search(_called_name(each)) for each in inner)
 
 
 def _taken_in(node: ast.stmt) -> Iterator[tuple[str, ast.expr, str]]:

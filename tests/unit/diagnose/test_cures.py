@@ -81,7 +81,7 @@ def test_where_no_share_is_stated_no_number_is_said(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "used", "said"), [("3.10", "75.20", ["0.97"]), ("20.00", "60.00", ["0.76"]), ("0.50", "78", [])]
+    ("left", "used", "said"), [("3.10", "75.20", ["0.97"]), ("20.00", "60.00", ["0.87"]), ("0.50", "78", [])]
 )
 def test_a_share_by_what_weights_left(left: str, used: str, said: list[str]) -> None:
     assert SHARE.findall(offered(cures_of_text(LOADED.format(left, used), NO_ROOM))) == said

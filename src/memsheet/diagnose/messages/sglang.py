@@ -9,6 +9,7 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages.stated import (
+    MOST_SHARE,
     doubled,
     halved,
     larger_share,
@@ -41,7 +42,7 @@ def _roomy_share(log: Log) -> tuple[Decimal, str]:
     if used is None or left is None or used.low <= 0:
         return Decimal(0), ""
     whole = used.high + left.low
-    share = (used.high + left.low // 2) * 100 // whole
+    share = min((used.high + left.low // 2) * 100 // whole, int(MOST_SHARE * 100))
     cache = Interval(*(max(0, whole * share // 100 - used.high),) * 2)
     from_share = Decimal(-(-used.high * 100 // whole)) / 100
     return Decimal(share) / 100, (
