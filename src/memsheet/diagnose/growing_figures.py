@@ -71,19 +71,23 @@ def _series_of_lines(lines: Sequence[str]) -> Iterator[Series]:
             yield from _series_of_parts(map(_part_of, _without_leads(parts)))
 
 
+_FIRST_WORD = late_pattern(r"\s*([^\d\s]+)")
+"""The first word of a part, up to its number."""
+
+
 def _lead_of(line: str) -> str:
-    """What a line says before the first figure with a unit, behind the sentence before that."""
-    first = next((each.start() for each in _NUMBER.finditer(line) if _UNIT.match(line[each.end() :][:8])), 0)
+    """What a line says before its first figure, behind the sentence before that."""
+    first = next((each.start() for each in _NUMBER.finditer(line)), 0)
     return line[:first].rpartition(". ")[2].rpartition(", ")[2]
 
 
 def _without_leads(parts: Sequence[str]) -> Iterator[str]:
     """Parts of a list without the words that lead to them, by the word with which most of them begin."""
-    firsts = Counter(each.split()[0] for each in parts if each.strip())
-    word = next((word for word, count in firsts.most_common(1) if count > 1 and not word[0].isdigit()), "")
+    firsts = Counter(found[1] for each in parts if (found := _FIRST_WORD.match(each)))
+    word = next((word for word, count in firsts.most_common(1) if count > 1), "")
     for place, part in enumerate(parts):
-        at = part.rfind(word) if word else 0 if place else part.rfind(":") + 1
-        yield part[max(0, at) :]
+        numbers = [] if word or place else [each.start() for each in _NUMBER.finditer(part)]
+        yield part[max(0, part.rfind(word) if word else max(numbers, default=0)) :]
 
 
 def _part_of(text: str) -> _Part:

@@ -81,7 +81,7 @@ _EACH_ROUND = (
 )  # fmt: skip
 _RATE = late_pattern(
     rf"(?<![\w.,]){_SIZE}[^\n.;:\d]{{0,24}}?(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))"
-    rf"|(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))[^\n.;:\d]{{0,40}}?(?P<size_behind>{_NUMBER})\s?(?P<unit_behind>{_UNIT})",
+    rf"|(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))[^\n.;:\d]{{0,56}}?(?P<size_behind>{_NUMBER})\s?(?P<unit_behind>{_UNIT})",
     re.IGNORECASE,
 )  # fmt: skip
 _COUNT_OF_ROUNDS = late_pattern(
