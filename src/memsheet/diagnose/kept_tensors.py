@@ -18,6 +18,8 @@ _LATER_BATCH = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """A batch that is not the first."""
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?![\d,]))")
+"""What parts a number's thousands."""
 _GROWS = re.compile(
     r"(?<!cpu )(?<!host )(?<!system )(?<!disk )\b(?:memory|vram|usage|footprint|consumption|allocat\w+|nvidia-smi|gpu(?: mem)?|it)\b[^\n.]{0,40}?"
     r"(?:\b(?:creep|grow|climb|increas|ris|accumulat|leak)(?:e?s|ing|ed)?\b"
@@ -68,7 +70,7 @@ def kept_over_rounds(text: str, *, several: bool) -> tuple[Kept, ...]:
     """What a script keeps from round to round as tensors: sums of losses, what is kept where several rounds
     ran, and what a loop shows to be kept, however many ran. ``several``: whether something else says so.
     """
-    kept = kept_by_script(text)
+    kept, text = kept_by_script(text), _THOUSANDS.sub("", text)
     ran = bool(kept) and (
         several or any(said.search(text) for said in (_LATER_BATCH, _DIES_LATE, _ONLY_LATER))
     )
@@ -80,6 +82,7 @@ def growth_in_words(text: str) -> str:
     """By which words people say that what is held only grows, or that what a model makes is kept, and that
     the job died late of it, where they say nothing of lengths that differ; in other tongues by ``tongues``.
     """
+    text = _THOUSANDS.sub("", text)
     grows = said_of(_GROWS, text) or (None if _MOVED.search(text) else said_of(_KEEPS_SAID, text))
     if _LENGTHS_VARY.search(text):
         return ""

@@ -26,6 +26,10 @@ _MARK = late_pattern(
 """What stands before a line of code where people quote it."""
 _MAY_KEEP = late_pattern(r"\.(?:append|extend|add|update|put|insert|appendleft|push|store)\(|\+=|\b(\w+)\s?=\s?(?:self\.)?\1\s?\+|\bcat\(|stack\(|\]\s?=(?!=)|retain_graph")  # fmt: skip
 _QUOTED = late_pattern(r"`([^`\n]{4,120})`")
+_SENTENCE_PARTS = late_pattern(
+    r"[;:.!?] +|, (?=\w+(?:\.\w+|\[)|self)|\b(?:with|do|call|calls|use|and|like|line|have|is) (?=\w+[.\[(])"
+)
+"""What stands around a statement in a sentence."""
 _OF_LIBRARY = late_pattern(
     r"""\W{0,4}File "[^"\n]{0,300}(?:(?:site|dist)-packages|/lib/python|/(?:torch\w*|deepspeed|transformers|accelerate|trl|peft|megatron|(?:pytorch_)?lightning|verl|vllm|sglang|fairseq|diffusers|timm|keras|jax|flax)/)"""
 )  # fmt: skip
@@ -108,7 +112,10 @@ def _lines_of_code(text: str) -> Iterator[_Line]:
     for place, raw in enumerate((*own, *quoted)):
         said = _MARK.sub("", raw.strip().strip("`")).strip()
         if len(said) <= LONGEST and any(each in said for each in ("=", "(", "for ", "while ", "def ", "@")):
-            for node in _statements_of(said):
+            nodes = _statements_of(said)
+            if not nodes and _MAY_KEEP.search(said):  # code in the midst of a sentence
+                nodes = [node for part in _SENTENCE_PARTS.split(said) for node in _statements_of(part)]
+            for node in nodes:
                 yield _Line(place, node, said)
 
 
