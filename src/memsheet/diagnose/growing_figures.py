@@ -33,10 +33,12 @@ _SETTING = late_pattern(
     r"|\0(?:k\b|px|x\d|b\b| ?(?:tokens|frames|layers|pixels|images|samples|gpus|workers|px))|长度|批|分辨率|長さ|枚)"
 )
 """What stands before or behind (a number being \\0) a size that people set."""
-FEWEST, EVENLY, MOST_LINES, LONGEST = 4, 2.0, 3_000, 300
+FEWEST, EVENLY, MOST_LINES, LONGEST = 4, 2.0, 1_500, 300
 """Figures that make a series; how much larger one step of it may be than another; lines before a message, and
 letters of one, that are looked at.
 """
+MOST_LISTS = 60
+"""Lines at each end of a text in which people list figures; those between are a program's."""
 UNITS = {"": (1, KIB, MIB, GIB), "K": (KIB,), "M": (MIB,), "G": (GIB,), "T": (1024 * GIB,)}
 _LETTERS = {"К": "K", "М": "M", "Г": "G"}
 NO_COUNT = 2**27
@@ -65,7 +67,8 @@ def growing_series(log: Log, line: int) -> tuple[Series, ...]:
 def _series_of_lines(lines: Sequence[str]) -> Iterator[Series]:
     short = [each for each in lines if len(each) <= LONGEST and any(letter.isdigit() for letter in each)]
     yield from _series_of_parts(_part_of(each) for each in short)
-    for each in short:
+    listed = short if len(short) <= 2 * MOST_LISTS else (*short[:MOST_LISTS], *short[-MOST_LISTS:])
+    for each in listed:
         parts = [part for part in _PARTS.split(each) if part]
         if len(parts) >= FEWEST and not _OF_ELSE.search(_lead_of(each)):
             yield from _series_of_parts(map(_part_of, _without_leads(parts)))

@@ -24,7 +24,12 @@ _MARK = late_pattern(
     r"^(?:>>> ?|\.\.\. ?|> ?|In ?\[\d{0,4}\]: ?|(?:-{1,4}>|❱)? ?\d{1,5}[ :|│]{1,3}(?=[A-Za-z_ ]))"
 )
 """What stands before a line of code where people quote it."""
-_MAY_KEEP = late_pattern(r"\.(?:append|extend|add|update|put|insert|appendleft|push|store)\(|\+=|\b(\w+)\s?=\s?(?:self\.)?\1\s?\+|\bcat\(|stack\(|\]\s?=(?!=)|retain_graph")  # fmt: skip
+_SINK = r"\.(?:append|extend|add|update|put|insert|appendleft|push|store)\(|\+=|\b(\w+)\s?=\s?(?:self\.)?\1\s?\+|\bcat\(|stack\(|\]\s?=(?!=)|retain_graph"
+_MAY_KEEP = late_pattern(_SINK)
+_SIGNS = ("append", "extend(", ".add(", ".update(", ".put(", ".insert(", ".push(", ".store(", "+=", " + ", "cat(", "stack(", "]=", "] =", "retain_graph")  # fmt: skip
+_MAY_MATTER = late_pattern(
+    rf"{_SINK}|^(?:async )?(?:for|while|def|with|class|if|@)|=\s?[\w.]+\(|=\s?(?:\[|\{{|0|None|list|dict|torch)|backward"
+)
 _QUOTED = late_pattern(r"`([^`\n]{4,120})`")
 _SENTENCE_PARTS = late_pattern(
     r"[;:.!?] +|, (?=\w+(?:\.\w+|\[)|self)|\b(?:with|do|call|calls|use|and|like|line|have|is) (?=\w+[.\[(])"
@@ -98,20 +103,29 @@ class _Line(NamedTuple):
 
 def kept_by_script(text: str) -> tuple[Kept, ...]:
     """What each line of a script keeps, in their order; nothing of a text without code."""
-    if not _MAY_KEEP.search(text):
+    told = _ends_of_text(text)
+    if not any(sign in line for line in told for sign in _SIGNS):
         return ()
-    lines = list(_lines_of_code(text))
+    sinks = _lines_of_code(told, _MAY_KEEP)
+    if "retain_graph" not in text and not any(True for each in sinks for _ in _taken_in(each.node)):
+        return ()
+    lines = list(_lines_of_code(told, _MAY_MATTER))
     return tuple(dict.fromkeys(kept for line in lines for kept in _kept_by_line(line, lines, text)))
 
 
-def _lines_of_code(text: str) -> Iterator[_Line]:
+def _ends_of_text(text: str) -> Sequence[str]:
+    """The first lines and the last, where people quote their script."""
+    told = text.splitlines()
+    return told if len(told) <= MOST_LINES else (*told[: MOST_LINES // 2], *told[-MOST_LINES // 2 :])
+
+
+def _lines_of_code(told: Sequence[str], wanted: re.Pattern[str]) -> Iterator[_Line]:
     """Each line that is a statement by itself, or the head of one, or stands between backticks."""
-    told = text.splitlines()[:MOST_LINES]
     own = [line for before, line in itertools.pairwise(("", *told)) if not _OF_LIBRARY.match(before)]
     quoted = [each for line in own if "`" in line for each in _QUOTED.findall(line)]
     for place, raw in enumerate((*own, *quoted)):
         said = _MARK.sub("", raw.strip().strip("`")).strip()
-        if len(said) <= LONGEST and any(each in said for each in ("=", "(", "for ", "while ", "def ", "@")):
+        if len(said) <= LONGEST and wanted.search(said):
             nodes = _statements_of(said)
             if not nodes and _MAY_KEEP.search(said):  # code in the midst of a sentence
                 nodes = [node for part in _SENTENCE_PARTS.split(said) for node in _statements_of(part)]
