@@ -26,12 +26,12 @@ _PARTS = late_pattern(
 _OF_ELSE = late_pattern(
     r"(?i:reserv|cach|\bcpu\b|host|\bram\b|\brss\b|swap|disk|free|avail|left|frei\b|libre|livre|liber[oi]|свобод|空き|剩余|peak|\bmax|batch.?size|\bbs\b|rank|\bgpu ?\d|cuda:\d|layer|shard|load"
     r"|block|expert|token|param|/s\b|throughput|download|resol|seq|\blen|ctx|context|width|height|\bpx\b|pixel|nodes|beams|pico\b|picco|spitze|最大|峰|ピーク|最高|长度|長さ)"
-)
+)  # fmt: skip
 """What figures are called that are no tensors of the card, or grow by a setting."""
 _SETTING = late_pattern(
     r"(?i:batch.?size|\bbs\b|micro|\bseq|len(?:gth)?\b|ctx|context|token|resol|width|height|\bsize|nodes|frames|beams|heads|layer|block|shard|load|expert|module|stage|workers|ranks?\b|gpus?\b|hidden|dim\b|\bn_?layer|images?(?=[=: ]*\0)"
     r"|\0(?:k\b|px|x\d|b\b| ?(?:tokens|frames|layers|pixels|images|samples|gpus|workers|px))|长度|批|分辨率|長さ|枚)"
-)
+)  # fmt: skip
 """What stands before or behind (a number being \\0) a size that people set."""
 FEWEST, EVENLY, MOST_LINES, LONGEST = 4, 2.0, 1_500, 300
 """Figures that make a series; how much larger one step of it may be than another; lines before a message, and

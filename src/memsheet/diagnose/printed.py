@@ -85,14 +85,14 @@ def _beyond_words(wanted: Interval, sheet: Sheet, instant: Instant) -> str:
     told = f"the run held {size_words(beyond.positive)} more than the sheet has at the most"
     near = (each for each in STATES if each in row and abs(int(row[each].value) - beyond.middle) * ONCE_MORE[1] <= beyond.middle * ONCE_MORE[0])  # fmt: skip
     if (copied := next(near, None)) is not None:
-        return f"{told}: as much as its {copied.value.replace('_', ' ')} once more, a copy of them or twice their width"
+        return f"{told}: as much as its {copied.value.replace('_', ' ')} once more, a copy of them or twice their width"  # fmt: skip
     if had <= 0:
         return told
     return (
         f"{told}: beside weights, gradients and states ({size_words(Interval(states, states))}) it made "
         f"{size_words(made)} of a batch, and the sheet has {size_words(Interval(had, had))} ({made.middle / had:.1f} times): "
         "a larger micro-batch, a longer length, or less made again in backward than the plan says"
-    )
+    )  # fmt: skip
 
 
 def printed_beside(facts: Mapping[str, Interval], answer: Answer) -> Iterator[Printed]:

@@ -60,7 +60,7 @@ _CHANGES = (
     r"freez|froze|thaw|curriculum|switch|stage|phase"
     r"|(?:disc|adv|gan|ema|swa|qat|quant|distill|teacher)\w{0,30}(?:start|after|begin|from)"
     r"|(?:reg|penalty|r1|ppl|pl|fid|sample|eval|val|valid|save|saving|checkpoint|ckpt)\w{0,20}[_-](?:every|interval|freq\w{0,6}|steps|iters|epochs)"
-)
+)  # fmt: skip
 """What settings are called by which a run becomes another: more is trained, longer samples come, another
 model or a copy of this one takes part.
 """
@@ -69,7 +69,7 @@ _CHANGE_AT = re.compile(
     rf"\b(?=[\w-]{{0,60}}(?:{_CHANGES}))(\w[\w-]{{0,60}}?(?:updates?|steps?|iter(?:ation)?s?|epochs?|start|every|interval|freq\w{{0,6}}))"
     r"(?:[\"']?\s{0,3}[:=]\s{0,3}[\"']?|(?<=[a-z]) )(\d{1,12})\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 _SAID_AT = re.compile(
     r"\b(?:un-?fr[eo]+z\w{0,4}|thaw\w{0,3})\b(?:[^\n.;]{0,60}?\b(?:at|from|after|in|on|before)\b)?\s(?:the\s)?"
     r"(?P<unit>epoch|step|iteration)s?\s(?P<number>\d[\d,]{0,11})\b"
@@ -202,7 +202,7 @@ training_log).
 
 _RAISED = re.compile(
     r"(?P<name>[^\W\d_]{3,20})[\]\"'):= ]{1,4}(?P<before>\d{1,6})(?:px)?\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,6})(?![\w.]?\d)"
-)
+)  # fmt: skip
 """Any name of which a line says that its number became a larger one."""
 _NO_SIZE = re.compile(
     r"loss|lr|rate|acc|score|mem|alloc|vram|epoch|step|iter|best|from|patience|version|rank|gpu|port",

@@ -1,4 +1,5 @@
-"""What a script's own lines keep on the card from one round of a loop to the next, by what is assigned to what.
+"""What a script's own lines keep on the card from one round of a loop to the next, by what is assigned to
+what.
 
 The lines are read as Python's grammar has them, one by one, since a text holds pieces of a script; nothing of
 them runs. A value is a tensor where a model, a loss or ``torch`` made it, or something of such a value; it
@@ -24,12 +25,12 @@ _MARK = late_pattern(
     r"^(?:>>> ?|\.\.\. ?|> ?|In ?\[\d{0,4}\]: ?|(?:-{1,4}>|❱)? ?\d{1,5}[ :|│]{1,3}(?=[A-Za-z_ ]))"
 )
 """What stands before a line of code where people quote it."""
-_SINK = r"\.(?:append|extend|add|update|put|insert|appendleft|push|store)\(|\+=|\b(\w+)\s?=\s?(?:self\.)?\1\s?\+|\bcat\(|stack\(|\]\s?=(?!=)|retain_graph"
+_SINK = r"\.(?:append|extend|add|update|put|insert|appendleft|push|store)\(|\+=|\b(\w+)\s?=\s?(?:self\.)?\1\s?\+|\bcat\(|stack\(|\]\s?=(?!=)|retain_graph"  # fmt: skip
 _MAY_KEEP = late_pattern(_SINK)
 _SIGNS = ("append", "extend(", ".add(", ".update(", ".put(", ".insert(", ".push(", ".store(", "+=", " + ", "cat(", "stack(", "]=", "] =", "retain_graph")  # fmt: skip
 _MAY_MATTER = late_pattern(
     rf"{_SINK}|^(?:async )?(?:for|while|def|with|class|if|@)|=\s?[\w.]+\(|=\s?(?:\[|\{{|0|None|list|dict|torch)|backward"
-)
+)  # fmt: skip
 _QUOTED = late_pattern(r"`([^`\n]{4,120})`")
 _SENTENCE_PARTS = late_pattern(
     r"[;:.!?] +|, (?=\w+(?:\.\w+|\[)|self)|\b(?:with|do|call|calls|use|and|like|line|have|is) (?=\w+[.\[(])"
@@ -74,7 +75,7 @@ _TENSORS = late_pattern(
 """What tensors are called whose making the text does not show."""
 _ROUNDLESS = late_pattern(
     r"layer|block|module|head|scale|level|stage|group|param|chunk|task|view|crop|timestep|micro|name|key|class|branch|expert|split|range\((?:[2-9]|1\d)\)"
-)
+)  # fmt: skip
 """What loops run over within one step."""
 _LOSS = late_pattern(r"loss|err|cost|crit|objective|entropy|mse", re.IGNORECASE)
 _WITHOUT_GRAPH = late_pattern(r"\bno_grad\b|\binference_mode\b|set_grad_enabled\(False\)")
@@ -83,8 +84,8 @@ _WITHOUT_GRAPH_WITHIN = 12
 
 
 class Kept(NamedTuple):
-    """``name``: what keeps it; ``what``: ``sum``, ``losses``, ``outputs`` or ``graph`` (a state that goes from
-    round to round with the graph of all rounds before).
+    """``name``: what keeps it; ``what``: ``sum``, ``losses``, ``outputs`` or ``graph`` (a state that goes
+    from round to round with the graph of all rounds before).
     """
 
     name: str

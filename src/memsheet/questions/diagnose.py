@@ -252,7 +252,7 @@ def _sheet_notes(found: Diagnosis, answer: Answer) -> Iterator[str]:
     """Where the plan does not fit by its own sheet, whatever the message alone shows."""
     verdict = answer.verdict
     if verdict is not None and verdict.result is Result.DOES_NOT_FIT and found.cause is Cause.FRAGMENTATION:
-        yield "the plan's own sheet does not fit the card: no setting of the allocator makes room for all of it"
+        yield "the plan's own sheet does not fit the card: no setting of the allocator makes room for all of it"  # fmt: skip
 
 
 def _accounted_cures(found: Diagnosis, answer: Answer) -> Iterator[Cure]:

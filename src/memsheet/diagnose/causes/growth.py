@@ -34,7 +34,7 @@ PIECES = 5
 
 
 def _keeps_what_fills(of: Figures, signs: Signs) -> bool:
-    """What is kept by several rounds; where how many ran is not said, tensors hold many times what one asks."""
+    """What several rounds keep; where how many ran is not said, tensors hold many times what one asks."""
     small = of.allocated is not None and of.asked.high * SMALL <= of.allocated.low
     kept = of.unallocated or NOTHING
     if of.capacity is not None and kept.low * PIECES >= of.capacity.high and cached_covers(of) is True:
@@ -88,13 +88,13 @@ def leak_words(of: Figures, signs: Signs) -> str:
         return (
             f"figures of the text only grow, {' → '.join(size_words(size) for size in sizes[-MOST_SAID:])}, to the "
             f"{size_words(of.allocated or NOTHING)} of tensors at the end, until {size_words(of.asked)} have no room"
-        )
+        )  # fmt: skip
     if not signs.kept and (filled := _rounds_that_fill(of, signs)):
         added, rounds = filled
         return (
             f"a round is said to add {size_words(added)}: {rounds:,} of them hold {size_words(added.times(rounds))} of "
             f"the {size_words(of.allocated or NOTHING)} of tensors at the end"
-        )
+        )  # fmt: skip
     if grown_sizes := signs.growth or signs.reserved_growth or signs.used_growth:
         grown = " → ".join(size_words(size) for size in grown_sizes)
         what = "allocated" if signs.growth else "reserved" if signs.reserved_growth else "used"

@@ -205,7 +205,7 @@ _IN_TRACEBACK = re.compile(r"Traceback|^File \"[^\"\n]{1,400}\", line \d", re.MU
 
 _KILL_WORDS = re.compile(
     r"OOM-?\s?[Kk]ill\w*|oom[- ]?kill\w*|(?:exit(?:ed)?(?: with)?|return) ?(?:code|status)\s?:?=?\s?(?:137|-9)|SIGKILL|\b137\b|[Kk]illed"
-)
+)  # fmt: skip
 
 
 def is_said_not_to_be(message: Message, log: Log) -> bool:

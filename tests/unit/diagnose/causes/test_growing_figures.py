@@ -1,4 +1,4 @@
-"""Growth by arithmetic: figures that reach what was held, whatever they are called, and no sweeps of settings."""
+"""Growth by arithmetic: figures that reach what was held, whatever they are called, and no settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 23.65 GiB of which "
     "201.38 MiB is free. Including non-PyTorch memory, this process has 23.45 GiB memory in use. Of the allocated memory "
     "22.80 GiB is allocated by PyTorch, and 140.00 MiB is reserved by PyTorch but unallocated."
-)
+)  # fmt: skip
 PIECES = FULL.replace("22.80 GiB is alloc", "10.20 GiB is alloc").replace("140.00 MiB", "12.73 GiB")
 UNTIL_FULL, SHORT_OF_IT = (7.2, 11.1, 15.0, 18.9), (1.2, 1.9, 2.6, 3.3)
 
