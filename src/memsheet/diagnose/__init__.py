@@ -4,7 +4,7 @@ interval    a printed figure as the bytes it may stand for
 cleaned     a log without colours, boxes, prefixes and line wraps
 messages/   one file an emitter: what its messages look like, and what they say
 signs       which frames, settings and programs a log shows (frames, log_programs, tracebacks)
-script_lines, growing_figures   what a script keeps, by its statements; figures that reach what was held, by arithmetic
+script_lines, growing_figures   what a script's statements keep; figures that reach what was held
 kept_tensors, regimes   leaks and runs that become another, in scripts and logs
 said_regimes, tongues   the same as people say it, in English and in other tongues
 denials     what they say that it was not

@@ -94,7 +94,7 @@ SAID: Mapping[str, str] = {
     "saves_said": "the steps fitted and it died as it saved a checkpoint ({})",
     "phase_said": "other steps of the run fitted and it died at something else ({}): a step is another one there",
 }  # fmt: skip
-"""What people say of a run that becomes another, by the sign that holds their words, in the order of rules."""
+"""What people say of a run that becomes another, by the sign that holds their words, as rules go."""
 
 
 def is_said(sign: str) -> Test:
