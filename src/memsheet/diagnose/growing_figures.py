@@ -69,11 +69,14 @@ def _series_of_lines(lines: Sequence[str]) -> Iterator[Series]:
     yield from _series_of_parts(_part_of(each) for each in short)
     listed = short if len(short) <= 2 * MOST_LISTS else (*short[:MOST_LISTS], *short[-MOST_LISTS:])
     for each in listed:
-        parts = [part for part in _PARTS.split(each) if part]
+        parts = next((found.group().split() for found in _SPACED.finditer(each)), None)
+        parts = parts or [part for part in _PARTS.split(each) if part]
         if len(parts) >= FEWEST and not _OF_ELSE.search(_lead_of(each)):
             yield from _series_of_parts(map(_part_of, _without_leads(parts)))
 
 
+_SPACED = late_pattern(r"(?<![\w.,])(?:\d{1,6}(?:\.\d{1,3})? {1,3}){4,40}\d{1,6}(?:\.\d{1,3})?(?![\w.,]\d)")
+"""Figures in a row with nothing but spaces between."""
 _FIRST_WORD = late_pattern(r"\s*([^\d\s]+)")
 """The first word of a part, up to its number."""
 

@@ -42,9 +42,14 @@ _DIES_LATE = re.compile(
     r"|(?:epoch ?#? ?(?:[2-9]|[1-9]\d)|(?:second|third|fourth|[2-9](?:nd|rd|th)) epoch|\d{1,3} epochs)"
     r"|(?:\d{1,3}|a few|several|some) (?:hours?|hrs?|h|days?|minutes|min)\b)"
     r"|\bnever at the (?:start|beginning)\b|\beventually\b"
-    r"|\b(?:works?|worked|runs?|ran|fine|ok(?:ay)?|survives?) for (?:about |around |~ ?|some )?(?:[2-9]|[1-9]\d{1,6}) (?:prompts?|images?|files?|samples?|batches|steps|iterations|requests?|documents|clips|videos)\b",
+    r"|\b(?:works?|worked|runs?|ran|fine|ok(?:ay)?|survives?) for (?:the first )?(?:about |around |~ ?|some )?(?:[2-9]|[1-9]\d{1,6}) (?:prompts?|images?|files?|samples?|batches|steps|iterations|requests?|documents|clips|videos)\b",
     re.IGNORECASE,
 )  # fmt: skip
+_PART_DONE = re.compile(
+    r"(?<![\d.])[1-9]\d?(?:\.\d)? ?% (?:of|done|through|in\b|complete)|\b(?:[2-9]|[1-9]\d{1,5}) (?:epochs|steps|iterations|batches|files|rounds)\b[^\n.;]{0,16}\b(?:ok(?:ay)?|fine|good|work(?:ed|s)?|done|finished)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How they say that several rounds ran."""
 _ONLY_LATER = re.compile(
     r"\b(?:smaller|half|halv\w+|reduc\w+|lower\w*|less|bigger|larger|with|batch)\b[^\n.;]{0,60}?"
     r"\b(?:(?:crash|die|fail|oom|stop|happen)\w* (?:at|on|around|after|only)? ?~?\d[\d,]{0,6} instead|(?:just |only )?(?:delays?|postpones?)"
@@ -55,7 +60,9 @@ _ONLY_LATER = re.compile(
 _KEEPS_SAID = re.compile(
     r"\b(?:stor|keep|kept|sav|collect|append|put|accumulat|cach|record|log)\w{0,5}\b[^\n.;]{0,40}?"
     r"\b(?:activations?|outputs?|hidden states?|features?|embeddings?|logits|attention (?:maps?|weights)|predictions?|losses|tensors?)\b[^\n;]{0,50}?"
-    r"\b(?:lists?|dict\w*|cache|buffer|append|in memory|history|self\.\w+)\b",
+    r"\b(?:lists?|dict\w*|cache|buffer|append|in memory|history|self\.\w+)\b"
+    r"|\b(?:activations?|outputs?|hidden states?|features?|embeddings?|logits|attention (?:maps?|weights)|predictions?|losses|tensors?)\b[^\n.;]{0,40}?"
+    r"\b(?:go(?:es)?|put|append\w*|added|pushed|stored|kept|saved|collected|cached|ends? up|logged)\b (?:in|into|to|on|onto|inside) [^\n.;]{0,24}?(?:\blists?\b|\bdict\w*|\w*cache\b|\w*buffer\b|\w*history\b|\bself\.\w+)",
     re.IGNORECASE,
 )  # fmt: skip
 _MOVED = re.compile(r"\.cpu\(\)|\bto (?:the )?(?:cpu|disk)\b|\.npy\b|\.numpy\(\)|\boffload", re.IGNORECASE)
@@ -72,7 +79,7 @@ def kept_over_rounds(text: str, *, several: bool) -> tuple[Kept, ...]:
     """
     kept, text = kept_by_script(text), _THOUSANDS.sub("", text)
     ran = bool(kept) and (
-        several or any(said.search(text) for said in (_LATER_BATCH, _DIES_LATE, _ONLY_LATER))
+        several or any(said.search(text) for said in (_LATER_BATCH, _DIES_LATE, _ONLY_LATER, _PART_DONE))
     )
     told = (each._replace(several=ran or each.what == "sum") for each in kept)
     return tuple(each for each in told if each.several or each.looped)

@@ -4,6 +4,7 @@ sample that is far longer than those that fitted.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from memsheet.diagnose.tongues import clauses_of
@@ -75,7 +76,7 @@ _EVENT = late_pattern(
     r"|sav(?:e|es|ed|ing)(?:_\w{2,20})? ?(?:\(\)|(?:of )?(?:the |a |my |first |model |full )*(?:checkpoint|model|state|weights|ckpt)\w*)|(?:save_(?:state|pretrained|model|checkpoint)|state_dict|torch\.save)\b|(?:full |consolidat\w* )(?:\w+ )?state[ _]dict|checkpoint(?:ing)? (?:is|gets|to|at|time|save)"
     r"|un-?fr[eo]+z(?:e|es|ed|en|ing)?\b(?!\s?[=(_])|requires_grad_?\(True\)|thaw\w*"
     r"|(?:gradient |r1 |path[ -]length )?(?:penalty|regulari[sz]ation)\b|(?:discriminator|adversarial|perceptual|GAN|distillation|teacher|EMA|SWA|mixup)\b[^\n]{0,12}\b(?:starts?|kicks? in|begins?|is (?:enabled|added|on)|phase|loss)"
-    r"|sample generation|generat(?:es|ing) (?:sample|preview|image)\w*|sampling\b|preview (?:image|sample)s?|FID\b|(?:full )?(?:fine-?tuning|finetune) (?:phase|stage|part))",
+    r"|sample generation|generat(?:es|ing) (?:sample|preview|image)\w*|sampling\b|preview (?:image|sample)s?|FID\b|(?:draws?|renders?|samples?|generates?) \d{1,4} (?:\w+ )?(?:images?|samples?|pictures?|videos?)|(?:full )?(?:fine-?tuning|finetune) (?:phase|stage|part))",
     re.IGNORECASE,
 )  # fmt: skip
 """What a run does now and then, or from some place on, that its other steps do not."""
@@ -84,7 +85,7 @@ _PLACE = late_pattern(
     re.IGNORECASE,
 )  # fmt: skip
 _STEPS_FIT = late_pattern(
-    rf"\b(?:train(?:s|ing|ed)?|steps?|epochs?|iterations?|iters|batches|hours?|phase|stage|{_RUN}|everything|all|loop|forward(?: and |/)backward|run(?:s|ning)?|ran|first \d+)\b[^\n;]{{0,60}}?\b(?:{_FINE}|no (?:trouble|crash|oom|error)\w*|without (?:any |a )?(?:trouble|hiccup|oom|issue|problem|crash|error)\w*|flat|constant|steady|stable|succeed\w*|trouble-free)\b"
+    rf"\b(?:train(?:s|ing|ed)?|steps?|epochs?|iterations?|iters|batches|hours?|phase|stage|{_RUN}|everything|all|loop|forward(?: and |/)backward|run(?:s|ning)?|ran|first \d+)\b[^\n;]{{0,60}}?\b(?:{_FINE}|no (?:trouble|crash|oom|error)\w*|without (?:any |a )?(?:trouble|hiccup|oom|issue|problem|crash|error)\w*|flat|constant|steady|stable|to the end|through|succeed\w*|trouble-free)\b"
     rf"|\b(?:{_FINE}|flat|constant|steady)\b[^\n.;]{{0,24}}?\b(?:in|during|for|while|through\w*|at) (?:the )?(?:train\w*|steps|\d[\d,.k]* (?:steps|iterations|epochs|hours))\b",
     re.IGNORECASE,
 )  # fmt: skip
@@ -97,6 +98,10 @@ def fits_otherwise(words: str) -> bool:
     return bool(_STEPS_FIT.search(words))
 
 
+_DIES_THERE = late_pattern(
+    rf"\s*(?:(?:it|which|that|and|then|this|always|here|there|where) ){{0,3}}{_DIES}\b", re.IGNORECASE
+)
+"""How the next clause goes on."""
 _STEP_LINE = late_pattern(r"\bloss\b|\bit/s\b|[=:]\s?[\"']?(?:true|false|none|\d)|--\w", re.IGNORECASE)
 """What is a step's line, or a setting's."""
 
@@ -110,9 +115,10 @@ def event_dies(words: str, last: str, *, stepped: bool) -> str:
         return ""
     if stepped and _EVENT.search(last) and not (_NOT_THERE.search(last) or _STEP_LINE.search(last)):
         return last.strip()
-    for clause in clauses_of(words):
+    clauses = list(clauses_of(words))
+    for clause, behind in itertools.zip_longest(clauses, clauses[1:], fillvalue=""):
         found = _EVENT.search(clause)
-        dies = found and _DIES_SAID.search(clause)
+        dies = found and (_DIES_SAID.search(clause) or _DIES_THERE.match(behind))
         if (
             found
             and dies

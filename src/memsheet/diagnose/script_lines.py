@@ -265,11 +265,9 @@ def _is_tensor(value: ast.expr, before: Sequence[_Line], text: str, depth: int =
     match value:
         case ast.Name(id=name):
             made = _made_as(name, before)
-            return (
-                is_one(made)
-                if made is not None
-                else _is_of_hook(name, before, text) or bool(_TENSORS.match(name))
-            )
+            if made is None:
+                return _is_of_hook(name, before, text) or bool(_TENSORS.match(name))
+            return is_one(made) or _is_loss_of_call(name, made)
         case ast.Attribute(attr=attribute) if attribute in _NO_TENSOR:
             return False
         case ast.Attribute(value=owner, attr=attribute):
@@ -285,6 +283,16 @@ def _is_tensor(value: ast.expr, before: Sequence[_Line], text: str, depth: int =
         case ast.Call():
             return _makes_tensor(value, is_one)
     return False
+
+
+def _is_loss_of_call(name: str, made: ast.expr) -> bool:
+    """Whether what a call whose name says nothing made is called a loss, and did not leave the card."""
+    import ast
+
+    if not isinstance(made, ast.Call) or not _LOSS.search(name):
+        return False
+    called = _called_name(made)
+    return called.rpartition(".")[2] not in _OFF_CARD and called not in _OFF_CARD_CALLS
 
 
 DEEPEST = 12
@@ -380,9 +388,12 @@ def _reset_place(name: str, before: Sequence[_Line]) -> int | None:
 
 def _taken_back(name: str, before: Sequence[_Line]) -> bool:
     """Whether what keeps it is made anew in each round: behind the loop's head, or a function's."""
+    import ast
+
     made = _reset_place(name, before)
     between = [each for each in before if made is not None and each.place > made]
-    return made is not None and not any(_is_loop(each) for each in between) and _stands_in_loop(made, before)
+    apart = any(_is_loop(each) or isinstance(each.node, ast.FunctionDef) for each in between)
+    return made is not None and not apart and _stands_in_loop(made, before)
 
 
 def _stands_in_loop(place: int, before: Sequence[_Line]) -> bool:
