@@ -315,7 +315,6 @@ ECHOES = (
     ("schedulerisdead.Pleasecheckifthere", _ENGINE),
     ("remoteprocessexitedortherewasanetworkerror", _REMOTE),
     ("ncclRemoteError:", _REMOTE),
-    ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:", _LAUNCHED),
 )
 """What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py and utils.py,
 wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h,
