@@ -44,6 +44,8 @@ def _roomy_share(log: Log) -> tuple[Decimal, str]:
     whole = used.high + left.low
     share = min((used.high + left.low // 2) * 100 // whole, int(MOST_SHARE * 100))
     cache = Interval(*(max(0, whole * share // 100 - used.high),) * 2)
+    if not cache.high:
+        return Decimal(1), ""
     from_share = Decimal(-(-used.high * 100 // whole)) / 100
     return Decimal(share) / 100, (
         f"leaves {size_words(cache)} for the cache and the rest of the {size_words(left)} that weights leave for activations "
