@@ -42,6 +42,8 @@ _RAN = re.compile(
 )
 """How people say that steps ran."""
 _THAWS = re.compile(r"\bun-?freez(?:ing|ed)\b|\bunfroze\b|\bthaw(?:ing|ed)\b", re.IGNORECASE)
+_TRAINS_MORE = re.compile(r"^(?!\s*(?:for\b|[\w.]+\.requires_grad_?)).{0,160}?\brequires_grad_?\(True\)")
+"""The same by the call that does it, in a line that is no script's."""
 _THAWS_AT_ALL = re.compile(
     r"\bun-?fr[eo]+z\w*\b|\bthaw\w*\b|\brequires_grad_?(?:\(| ?= ?)True\b", re.IGNORECASE
 )
@@ -70,6 +72,12 @@ _CHANGE_AT = re.compile(
     r"(?:[\"']?\s{0,3}[:=]\s{0,3}[\"']?|(?<=[a-z]) )(\d{1,12})\b",
     re.IGNORECASE,
 )  # fmt: skip
+_LISTED_AT = re.compile(
+    r"\b(?P<name>\w{0,40}(?:steps?|epochs?|iter(?:ation)?s?|milestones?|updates?))[\"']?\s{0,3}[:=]\s{0,3}\[(?P<list>\s?\d{1,9}(?:,\s?\d{1,9}){0,15}),?\s?\]", re.IGNORECASE
+)  # fmt: skip
+_OF_RATE = re.compile(r"lr|rate|warm|sched(?!ule_config)|log", re.IGNORECASE)
+NEAR = 300
+"""A list of steps at each of which a run becomes another, and letters before it that name what does."""
 _SAID_AT = re.compile(
     r"\b(?:un-?fr[eo]+z\w{0,4}|thaw\w{0,3})\b(?:[^\n.;]{0,60}?\b(?:at|from|after|in|on|before)\b)?\s(?:the\s)?"
     r"(?P<unit>epoch|step|iteration)s?\s(?P<number>\d[\d,]{0,11})\b"
@@ -182,7 +190,7 @@ def fits_unless_resumed(text: str) -> bool:
 
 
 def _words_of_line(line: str) -> str:
-    if found := _THAWS.search(line):
+    if found := _THAWS.search(line) or _TRAINS_MORE.search(line):
         return found.group()
     found = _TRAINABLE.search(line)
     return found.group() if found and _counted(*found.groups()[:2]) < _counted(*found.groups()[2:]) else ""
@@ -314,6 +322,13 @@ def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
             unit, number = groups["unit"] or groups["of"], groups["number"] or groups["count"]
             unit = "epoch" if unit[:2].lower() in ("ep", "ép", "эп") else unit.lower()
             yield f'the text says "{found.group().strip()}"', unit, int(number.replace(",", ""))
+    for found in _LISTED_AT.finditer(text):
+        if _CHANGES_NAMED.search(text, max(0, found.start() - NEAR), found.end()) and not _OF_RATE.search(
+            found["name"]
+        ):
+            unit = "epoch" if "epoch" in found["name"].lower() else "step"
+            for said in found["list"].replace(" ", "").strip(",").split(","):
+                yield f"{found['name']} has {int(said):,}", unit, int(said)
     for found in _SAID_AT.finditer(text):
         unit, said = found["unit"] or found["of"], found["number"] or found["count"]
         yield f'the text says "{found.group()}"', unit.lower(), int(said.replace(",", ""))

@@ -213,8 +213,19 @@ def _event_said(log: Log, line: int) -> str:
     before = list(log.lines[max(0, line - FRAMES_BEFORE) : line])
     shown = before[: len(before) - len(own) + 1] if own and log.lines[line] == own[-1] else before
     behind = [each for each in log.lines[line + 1 : line + FRAMES_AFTER] if each not in own]
-    last = next((each for each in reversed(shown) if each.strip() and "Traceback" not in each), "")
+    last = next(
+        (
+            each
+            for each in reversed(shown)
+            if each.strip() and "Traceback" not in each and not _BAR_BEGUN.search(each)
+        ),
+        "",
+    )
     return event_dies("\n".join((*shown, *behind)), last, stepped=trained_before(log, line, saves=False))
+
+
+_BAR_BEGUN = re.compile(r"(?<!\d)0%\||(?<!\d)0/\d+ \[")
+"""A progress bar that has not moved."""
 
 
 def _programs_of(log: Log, line: int) -> list[str]:

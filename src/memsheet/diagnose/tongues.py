@@ -27,11 +27,11 @@ STEMS: Mapping[str, Mapping[str, str]] = {
     EVALUATION: {
         "de": "Validier|Evaluier|Auswertung", "es": "evalua|validaci[oó]n|validar", "fr": "[ée]valu|validation", "it": "valutazion|validazion|valutare",
         "pt": "avalia|valida[cç][aã]o", "ru": "валидаци|оценк|проверочн", "tr": "do[ğg]rulama|de[ğg]erlendirme|validasyon", "vi": "đánh giá|kiểm định",
-        "zh": "验证|評估|评估|评测|驗證|测试集", "ja": "検証|評価|バリデーション", "ko": "평가|검증", "pl": "walidacj|ewaluacj",
+        "": r"(?<![\w-])(?:eval|validation|evaluation|evaluate)(?![\w-])", "zh": "验证|評估|评估|评测|驗證|测试集", "ja": "検証|評価|バリデーション", "ko": "평가|검증", "pl": "walidacj|ewaluacj",
     },
     TRAINING: {
         "de": "Training|trainier", "es": "entrena", "fr": "entra[iî]ne|apprentissage", "it": "addestra|allenamento|training", "pt": "trein[ao]|treinamento",
-        "ru": "обучени|обучает|тренировк|трениру", "tr": "e[ğg]itim", "vi": "huấn luyện|quá trình train", "zh": "训练|訓練", "ja": "学習|訓練|トレーニング", "ko": "학습|훈련", "pl": "trening|trenowani|uczeni|trenuje",
+        "ru": "обучени|обучает|тренировк|трениру", "tr": "e[ğg]itim", "vi": "huấn luyện|quá trình train", "": r"(?<![\w-])(?:train(?:ing)?|fine-?tun(?:e|ing))(?![\w-])", "zh": "训练|訓練", "ja": "学習|訓練|トレーニング", "ko": "학습|훈련", "pl": "trening|trenowani|uczeni|trenuje",
     },
     FINE: {
         "de": "stabil\\b|konstant|problemlos|ohne Probleme|geht gut|gut\\b|läuft (?:es|durch|stabil)?|klappt|funktioniert|passt\\b", "es": "estable|constante|(?:va|anda|corre|funciona|sale) bien|sin problemas?|funciona|perfecto|cabe\\b",
@@ -52,7 +52,7 @@ STEMS: Mapping[str, Mapping[str, str]] = {
         "de": "fortsetz|fortgesetzt|weitertrain|weitermach|vom Checkpoint|(?:aus|von) (?:einem |dem )?Checkpoint", "es": "reanud|retom|continuar (?:desde|el entren)|desde (?:el |un )?checkpoint",
         "fr": "repren|reprise|reprend|depuis (?:le |un )?checkpoint", "it": "riprend|ripre[ns]|dal checkpoint|da un checkpoint", "pt": "retom|continuar (?:do|de|a partir)|do checkpoint|a partir do checkpoint",
         "ru": "возобн|продолж\\w* (?:с|из|обуч)|с чекпо[ий]нта|из чекпо[ий]нта", "tr": "kaldığı yerden|checkpoint'?(?:ten|tan|den)|devam et", "vi": "tiếp tục (?:từ|train|huấn)|từ checkpoint|resume",
-        "zh": "断点续训|斷點續訓|续训|恢复训练|继续训练|从断点|从 ?checkpoint|加载 ?checkpoint", "ja": "再開|途中から|チェックポイントから", "ko": "이어서|재개|체크포인트에서|체크포인트부터", "pl": "wznow|wznaw|od checkpoint",
+        "": r"(?<![\w-])resum(?:e|ing|ed)(?![\w-])", "zh": "断点续训|斷點續訓|续训|恢复训练|继续训练|从断点|从 ?checkpoint|加载 ?checkpoint", "ja": "再開|途中から|チェックポイントから", "ko": "이어서|재개|체크포인트에서|체크포인트부터", "pl": "wznow|wznaw|od checkpoint",
     },
     FRESH: {
         "de": "von vorne|von Anfang|von Null|frisch|neu gestartet", "es": "desde cero|desde el (?:principio|inicio)", "fr": "depuis le début|de zéro|à partir de zéro", "it": "da zero|dall'inizio",
@@ -74,7 +74,7 @@ STEMS: Mapping[str, Mapping[str, str]] = {
     },
     THAWS: {
         "de": "aufgetaut|auftau|entfrier|alles trainierbar|alle (?:Schichten|Layer) trainier", "es": "descongel", "fr": "dégel|dégèl", "it": "scongel|sblocc", "pt": "descongel", "ru": "размор", "tr": "çözülü|çözünce|çözdü|buzunu çöz",
-        "vi": "rã đông|mở băng|bỏ đóng băng", "zh": "解冻|解凍", "ja": "解凍|凍結解除|凍結を解", "ko": "동결 ?해제|언프리즈|해동", "pl": "odmroż",
+        "vi": "rã đông|mở băng|bỏ đóng băng", "": r"(?<![\w-])un-?freez(?:e|ed|ing)(?![\w-])", "zh": "解冻|解凍", "ja": "解凍|凍結解除|凍結を解", "ko": "동결 ?해제|언프리즈|해동", "pl": "odmroż",
     },
     FREEZES: {
         "de": "eingefroren|einfrier|gefreezt", "es": "congelad|congelo|congelar", "fr": "gelé|gèle\\b|figé", "it": "congelat|bloccat", "pt": "congelad|congelar", "ru": "заморо", "tr": "dondur|donuk",

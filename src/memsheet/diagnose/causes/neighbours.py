@@ -129,6 +129,8 @@ _LAUNCHED = re.compile(
 )
 """What starts several processes for one job, or is said by one of them."""
 ALIKE = (20, 21)
+STRANGERS = 3
+"""Processes that hold the same to the last digit, or more, are none to one another."""
 
 
 def are_siblings(of: Figures, text: str) -> bool:
@@ -139,7 +141,7 @@ def are_siblings(of: Figures, text: str) -> bool:
     least, most = min((size.low for size in sizes), default=0), max((size.high for size in sizes), default=0)
     alike = bool(sizes) and max(size.low for size in sizes) <= min(size.high for size in sizes)
     launched = least * ALIKE[1] >= most * ALIKE[0] and bool(_LAUNCHED.search(text))
-    return len(sizes) > 1 and ((alike and most <= GIB) or launched)
+    return len(sizes) > 1 and ((alike and (most <= GIB or len(sizes) >= STRANGERS)) or launched)
 
 
 _SHARED_WITH_HOST = re.compile(r"\bGB10\b|\bDGX Spark\b|\bJetson\b|\bTegra\b|\bOrin\b")
