@@ -46,8 +46,8 @@ _FEW_BITS = re.compile(
 
 
 def _weights_of_start(message: Message, log: Log) -> int | None:
-    """Bytes a card of the weights that a server is about to load: of the smallest model that its log names, in
-    16 bits where the log says these and nothing of fewer; else None.
+    """Bytes a card of the weights that a server is about to load: of the smallest model that its log names,
+    in 16 bits where the log says these and nothing of fewer; else None.
     """
     parameters = least_parameters(log.text)
     if parameters is None or not _WHOLE_BITS.search(log.text) or _FEW_BITS.search(log.text):
