@@ -42,6 +42,7 @@ PROGRAMS = (
             "text_generation_server",
             "text_generation_launcher",
             "text_generation_client",
+            "text_generation_router",
             "text-generation-inference",
         ),
     ),

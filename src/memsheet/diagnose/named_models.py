@@ -256,6 +256,15 @@ def _names_of_counts(text: str) -> Iterator[str]:
         yield from (name for name, row in model_rows().items() if row["parameters"] in counts)
 
 
+def least_parameters(text: str) -> int | None:
+    """Parameters of the smallest bundled model that a text names by its hub id, as its release counts them;
+    None where it names none.
+    """
+    names = dict.fromkeys(found.group().rstrip(".") for found in islice(_HUB_ID.finditer(text), MOST))
+    counts = (found.get("published_parameters") for name in names if (found := find_model(name)) is not None)
+    return min((count for count in counts if count), default=None)
+
+
 def _names_of_tuned(text: str) -> Iterator[str]:
     """Bundled models of which hub ids are others' work, whose weights have the same shapes."""
     for found in islice(dict.fromkeys(each.group().rstrip(".") for each in _HUB_ID.finditer(text)), MOST):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.denials import is_denied, said_of
 from memsheet.diagnose.survived import goes_on
 from memsheet.diagnose.tongues import (
     DIES,
@@ -22,7 +23,7 @@ from memsheet.diagnose.tongues import (
 from memsheet.frozen import NamedTuple
 
 _STEP_NUMBER = re.compile(
-    r"\b(?:(?:update|num_updates|global_step|iteration|iter|step)s?|paso|passo|Schritt|étape|krok|adım|bước|шаг\w{0,2})\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
+    r"\b(?:(?:update|num_updates|global_step|iteration|iter|step|it|i)s?|paso|passo|Schritt|étape|krok|adım|bước|шаг\w{0,2})\b[\s:=#|'\"]{1,6}(\d[\d,]{0,11})",
     re.IGNORECASE,
 )  # fmt: skip
 _TRAINED = re.compile(
@@ -41,6 +42,8 @@ _RAN = re.compile(
 )
 """How people say that steps ran."""
 _THAWS = re.compile(r"\bun-?freez(?:ing|ed)\b|\bunfroze\b|\bthaw(?:ing|ed)\b", re.IGNORECASE)
+_TRAINS_MORE = re.compile(r"^(?!\s*(?:for\b|[\w.]+\.requires_grad_?)).{0,160}?\brequires_grad_?\(True\)")
+"""The same by the call that does it, in a line that is no script's."""
 _THAWS_AT_ALL = re.compile(
     r"\bun-?fr[eo]+z\w*\b|\bthaw\w*\b|\brequires_grad_?(?:\(| ?= ?)True\b", re.IGNORECASE
 )
@@ -58,16 +61,23 @@ _LATER = re.compile(
 _CHANGES = (
     r"freez|froze|thaw|curriculum|switch|stage|phase"
     r"|(?:disc|adv|gan|ema|swa|qat|quant|distill|teacher)\w{0,30}(?:start|after|begin|from)"
-)
+    r"|(?:reg|penalty|r1|ppl|pl|fid|sample|eval|val|valid|save|saving|checkpoint|ckpt)\w{0,20}[_-](?:every|interval|freq\w{0,6}|steps|iters|epochs)"
+)  # fmt: skip
 """What settings are called by which a run becomes another: more is trained, longer samples come, another
 model or a copy of this one takes part.
 """
 _CHANGES_NAMED = re.compile(_CHANGES, re.IGNORECASE)
 _CHANGE_AT = re.compile(
-    rf"\b(?=[\w-]{{0,60}}(?:{_CHANGES}))(\w[\w-]{{0,60}}?(?:updates?|steps?|iter(?:ation)?s?|epochs?|start))"
+    rf"\b(?=[\w-]{{0,60}}(?:{_CHANGES}))(\w[\w-]{{0,60}}?(?:updates?|steps?|iter(?:ation)?s?|epochs?|start|every|interval|freq\w{{0,6}}))"
     r"(?:[\"']?\s{0,3}[:=]\s{0,3}[\"']?|(?<=[a-z]) )(\d{1,12})\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
+_LISTED_AT = re.compile(
+    r"\b(?P<name>\w{0,40}(?:steps?|epochs?|iter(?:ation)?s?|milestones?|updates?))[\"']?\s{0,3}[:=]\s{0,3}\[(?P<list>\s?\d{1,9}(?:,\s?\d{1,9}){0,15}),?\s?\]", re.IGNORECASE
+)  # fmt: skip
+_OF_RATE = re.compile(r"lr|rate|warm|sched(?!ule_config)|log", re.IGNORECASE)
+NEAR = 300
+"""A list of steps at each of which a run becomes another, and letters before it that name what does."""
 _SAID_AT = re.compile(
     r"\b(?:un-?fr[eo]+z\w{0,4}|thaw\w{0,3})\b(?:[^\n.;]{0,60}?\b(?:at|from|after|in|on|before)\b)?\s(?:the\s)?"
     r"(?P<unit>epoch|step|iteration)s?\s(?P<number>\d[\d,]{0,11})\b"
@@ -116,7 +126,7 @@ def thawing_words(log: Log, line: int) -> str:
 
 
 _PLACE_OF_RUN = re.compile(
-    r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,30}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
+    r"\b(?:(?:epoch|step|iteration|stage|phase) ?#?\d|(?:first|second|2nd|third|next|last) (?:stage|phase|epoch)|(?:once|when|as soon as|after|until|then|and)\b[^\n]{0,60}\b(?:un-?fr[eo]+z\w*|thaw\w*))",
     re.IGNORECASE,
 )  # fmt: skip
 _FROZEN = re.compile(
@@ -132,7 +142,8 @@ def thawing_said(text: str) -> str:
         before = text[max(0, found.start() - SENTENCE_BEFORE) : found.start()].rpartition("\n")[2]
         said = before + text[found.start() : found.end() + SENTENCE_BEHIND].partition("\n")[0]
         fitted = _RAN_FINE.search(text) or _FROZEN.search(text, 0, found.start())
-        if _PLACE_OF_RUN.search(said) and not _SETTING.search(said) and fitted:
+        denied = is_denied(text, found.start(), found.end())
+        if _PLACE_OF_RUN.search(said) and not (_SETTING.search(said) or denied) and fitted:
             return found.group()
     return thaw_said(text)
 
@@ -179,7 +190,7 @@ def fits_unless_resumed(text: str) -> bool:
 
 
 def _words_of_line(line: str) -> str:
-    if found := _THAWS.search(line):
+    if found := _THAWS.search(line) or _TRAINS_MORE.search(line):
         return found.group()
     found = _TRAINABLE.search(line)
     return found.group() if found and _counted(*found.groups()[:2]) < _counted(*found.groups()[2:]) else ""
@@ -197,6 +208,14 @@ training_log).
 """
 
 
+_RAISED = re.compile(
+    r"(?P<name>[^\W\d_]{3,20})[\]\"'):= ]{1,4}(?P<before>\d{1,6})(?:px)?\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,6})(?![\w.]?\d)"
+)  # fmt: skip
+"""Any name of which a line says that its number became a larger one."""
+_NO_SIZE = re.compile(
+    r"loss|lr|rate|acc|score|mem|alloc|vram|epoch|step|iter|best|from|patience|version|rank|gpu|port",
+    re.IGNORECASE,
+)
 _SIZE_RAISED = re.compile(
     r"\b(?P<name>(?:max_?)?seq(?:uence)?[_ ]?len\w{0,4}|context(?:[_ ]\w{1,8})?|(?:max_?)?length|resolution|image[_ ]?size|img_?size|crop(?:[_ ]size)?|(?:num_)?frames|micro_?batch\w{0,6}|batch[_ ]?size|difficulty|rollout\w{0,8}|horizon)\b"
     r"\W{0,4}(?P<before>\d{1,9})\s?(?:->|→|=>|to)\s?(?P<behind>\d{1,9})\b",
@@ -210,6 +229,14 @@ JUST_BEFORE = 12
 """Lines before a message, without its traceback, in which a run says that it becomes another."""
 
 
+def raised_size(line: str) -> re.Match[str] | None:
+    """Where a line of a log says that a size becomes another."""
+    if found := _SIZE_RAISED.search(line):
+        return found
+    found = _RAISED.search(line)
+    return None if found is None or _NO_SIZE.search(found["name"]) else found
+
+
 def _harder_samples(log: Log, line: int) -> Change | None:
     """The last words of a run before a message, where it had just made samples longer or larger, or begun
     another stage, behind steps that fitted.
@@ -220,7 +247,7 @@ def _harder_samples(log: Log, line: int) -> Change | None:
     begun = next((at for at in range(line, -1, -1) if "Traceback" in log.lines[at]), line)
     places = range(begun - 1, max(-1, begun - 1 - JUST_BEFORE), -1)
     for at in places:
-        raised, stage = _SIZE_RAISED.search(log.lines[at]), _STAGE_BEGUN.search(log.lines[at])
+        raised, stage = raised_size(log.lines[at]), _STAGE_BEGUN.search(log.lines[at])
         grows = raised is not None and int(raised["behind"]) > int(raised["before"])
         if (
             (grows or stage)
@@ -295,6 +322,13 @@ def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
             unit, number = groups["unit"] or groups["of"], groups["number"] or groups["count"]
             unit = "epoch" if unit[:2].lower() in ("ep", "ép", "эп") else unit.lower()
             yield f'the text says "{found.group().strip()}"', unit, int(number.replace(",", ""))
+    for found in _LISTED_AT.finditer(text):
+        if _CHANGES_NAMED.search(text, max(0, found.start() - NEAR), found.end()) and not _OF_RATE.search(
+            found["name"]
+        ):
+            unit = "epoch" if "epoch" in found["name"].lower() else "step"
+            for said in found["list"].replace(" ", "").strip(",").split(","):
+                yield f"{found['name']} has {int(said):,}", unit, int(said)
     for found in _SAID_AT.finditer(text):
         unit, said = found["unit"] or found["of"], found["number"] or found["count"]
         yield f'the text says "{found.group()}"', unit.lower(), int(said.replace(",", ""))
@@ -322,17 +356,17 @@ def _epochs_of(log: Log, line: int) -> tuple[int, ...]:
 _OF_EVALUATION = r"(?:sampling|validation|evaluation|eval|(?:model|trainer)\.evaluate|evaluating|validating)"
 _DIES = r"(?:die|crash|fail|oom|out of memory|boom|explode|kill)"
 _EVALUATION_SAID = re.compile(
-    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validation|evaluation|eval)\b"
+    r"\b(?:die|crash|fail|oom|stop|break)(?:e?s|ed)?\b[^\n.,]{0,30}?\b(?:in|at|during|when|once|on)\b[^\n.,]{0,30}?\b(?:validation|evaluation|eval)\b"
     rf"|\b{_OF_EVALUATION}\b(?: (?:loop|step|pass|phase))?[:,]? (?:always |then |still )?{_DIES}"
     rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,20}}?\b(?:start|begin|run|kick)\w{{0,5}}\b(?:(?!\btrain)[^\n.]){{0,70}}?\b{_DIES}"
     rf"|\b(?:first|1st|initial) {_OF_EVALUATION}\b[^\n.]{{0,40}}?\b{_DIES}"
     rf"|\b{_OF_EVALUATION}\b(?:(?!\btrain)[^\n.]){{0,50}}?\bruns? out of memory\b"
-    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.]{0,30}?\b(?:validat|evaluat)\w+",
+    r"|\b(?:oom|out of memory|crash\w*)\b[^\n.,]{0,20}?\b(?:in|at|during|when|once|on)\b[^\n.,]{0,30}?\b(?:validat|evaluat)\w+",
     re.IGNORECASE,
 )  # fmt: skip
 """How people say that a training runs, and its evaluation does not."""
 _TRAINS_SAID = re.compile(
-    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+|the steps)\b[^\n.;]{0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?|fits?)\b"
+    r"\b(?:train(?:s|ing|ed|ing loop)?|fine-?tun\w+|the steps)\b(?:(?!\b(?:die|crash|fail|oom))[^\n.;]){0,40}?\b(?:fine|ok(?:ay)?|no problems?|without (?:a |any )?(?:problems?|issues?|oom)|works?|perfect(?:ly)?|stable|good|well|smooth(?:ly)?|runs?|fits?)\b"
     r"|\btraining itself\b",
     re.IGNORECASE,
 )  # fmt: skip
@@ -341,7 +375,7 @@ _TRAINS_SAID = re.compile(
 
 def says_evaluation_dies(text: str) -> bool:
     """Whether people say that a job died in its evaluation."""
-    return bool(_EVALUATION_SAID.search(text) or said_together(text, EVALUATION, DIES))
+    return bool(said_of(_EVALUATION_SAID, text) or said_together(text, EVALUATION, DIES))
 
 
 def says_training_fits(text: str) -> bool:

@@ -4,8 +4,10 @@ sample that is far longer than those that fitted.
 
 from __future__ import annotations
 
+import itertools
 import re
 
+from memsheet.diagnose.tongues import clauses_of
 from memsheet.patterns import late_pattern
 
 _DIES = (
@@ -67,3 +69,77 @@ def long_sample_dies(text: str) -> str:
     """By which words people say that the run died at a sample that is far longer than those that fitted."""
     found = _LONG_SAMPLE.search(text) if _RAN.search(text) else None
     return found.group().strip() if found else ""
+
+
+_EVENT = late_pattern(
+    r"(?<![\w-])(?:(?:eval|validat|evaluat)\w*(?![\w]*[_=-])|(?:the )?(?:test|dev|validation) (?:set|loop|pass)|val(?:idation)? (?:loop|step|epoch|batch)"
+    r"|sav(?:e|es|ed|ing)(?:_\w{2,20})? ?(?:\(\)|(?:of )?(?:the |a |my |first |model |full )*(?:checkpoint|model|state|weights|ckpt)\w*)|(?:save_(?:state|pretrained|model|checkpoint)|state_dict|torch\.save)\b|(?:full |consolidat\w* )(?:\w+ )?state[ _]dict|checkpoint(?:ing)? (?:is|gets|to|at|time|save)"
+    r"|un-?fr[eo]+z(?:e|es|ed|en|ing)?\b(?!\s?[=(_])|requires_grad_?\(True\)|thaw\w*"
+    r"|(?:gradient |r1 |path[ -]length )?(?:penalty|regulari[sz]ation)\b|(?:discriminator|adversarial|perceptual|GAN|distillation|teacher|EMA|SWA|mixup)\b[^\n]{0,12}\b(?:starts?|kicks? in|begins?|is (?:enabled|added|on)|phase|loss)"
+    r"|sample generation|generat(?:es|ing) (?:sample|preview|image)\w*|sampling\b|preview (?:image|sample)s?|FID\b|(?:draws?|renders?|samples?|generates?) \d{1,4} (?:\w+ )?(?:images?|samples?|pictures?|videos?)|(?:full )?(?:fine-?tuning|finetune) (?:phase|stage|part))",
+    re.IGNORECASE,
+)  # fmt: skip
+"""What a run does now and then, or from some place on, that its other steps do not."""
+_PLACE = late_pattern(
+    r"(?:\b(?:at|when|once|during|while|on|in|then|after|until|before|with|as soon as|every time|whenever|immediately|first|reach\w*|hits?|gets? to|trigger\w*|(?:at|during) the (?:first|end))\b|^)[^\n]{0,48}$",
+    re.IGNORECASE,
+)  # fmt: skip
+_STEPS_FIT = late_pattern(
+    rf"\b(?:train(?:s|ing|ed)?|steps?|epochs?|iterations?|iters|batches|hours?|phase|stage|{_RUN}|everything|all|loop|forward(?: and |/)backward|run(?:s|ning)?|ran|first \d+)\b[^\n;]{{0,60}}?\b(?:{_FINE}|no (?:trouble|crash|oom|error)\w*|without (?:any |a )?(?:trouble|hiccup|oom|issue|problem|crash|error)\w*|flat|constant|steady|stable|to the end|through|succeed\w*|trouble-free)\b"
+    rf"|\b(?:{_FINE}|flat|constant|steady)\b[^\n.;]{{0,24}}?\b(?:in|during|for|while|through\w*|at) (?:the )?(?:train\w*|steps|\d[\d,.k]* (?:steps|iterations|epochs|hours))\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How they say that a run's other steps fit."""
+_DIES_SAID = late_pattern(rf"\b{_DIES}\b|[:：]\s*$|\b(?:gets?|throws?|raises?|gives?|hits?|see)(?: (?:this|the|an?|me|us|it)\b[^\n]{{0,12}})?\s*$", re.IGNORECASE)  # fmt: skip
+
+
+def fits_otherwise(words: str) -> bool:
+    """Whether people say that a run's other steps fit."""
+    return bool(_STEPS_FIT.search(words))
+
+
+_DIES_THERE = late_pattern(
+    rf"\s*(?:(?:it|which|that|and|then|this|always|here|there|where) ){{0,3}}{_DIES}\b", re.IGNORECASE
+)
+"""How the next clause goes on."""
+_STEP_LINE = late_pattern(r"\bloss\b|\bit/s\b|[=:]\s?[\"']?(?:true|false|none|\d)|--\w", re.IGNORECASE)
+"""What is a step's line, or a setting's."""
+
+
+def event_dies(words: str, last: str, *, stepped: bool) -> str:
+    """By which clause people say that a run died at something that its other steps do not do, where these are
+    said, or shown (``stepped``), to have fitted. ``words``: those before a message and behind it, without its
+    traceback; ``last``: the last line before it.
+    """
+    if not (_EVENT.search(words) and (stepped or fits_otherwise(words))):
+        return ""
+    if stepped and _EVENT.search(last) and not (_NOT_THERE.search(last) or _STEP_LINE.search(last)):
+        return last.strip()
+    clauses = list(clauses_of(words))
+    for clause, behind in itertools.zip_longest(clauses, clauses[1:], fillvalue=""):
+        found = _EVENT.search(clause)
+        dies = found and (_DIES_SAID.search(clause) or _DIES_THERE.match(behind))
+        if (
+            found
+            and dies
+            and _PLACE.search(clause[: found.start()])
+            and not (_NOT_THERE.search(clause) or (_SHARDS.search(words) and _STAGE.search(clause)))
+        ):
+            return clause.strip()
+    return ""
+
+
+_STAGE = late_pattern(r"\bstages?\b", re.IGNORECASE)
+_SAVES = late_pattern(r"\bsav(?:e|es|ed|ing)\b|save_|state_dict|checkpoint", re.IGNORECASE)
+
+
+def saves_event(clause: str) -> bool:
+    """Whether what a clause says a run died at is the saving of a checkpoint."""
+    return bool(_SAVES.search(clause))
+
+
+_NOT_THERE = late_pattern(
+    r"\b(?:not|no|never|isn'?t|without|before|disabled?|skip\w*|off)\b[^\n]{0,16}\b(?:eval|valid|sav|checkpoint|unfr|stage|phase|penalty|sampl)|[=:]\s?(?:no|none|false|off)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How a clause says that it was none of these."""

@@ -30,12 +30,13 @@ from memsheet.diagnose.frames import (
     WEIGHTS,
     Frame,
 )
+from memsheet.diagnose.growing_figures import Series, growing_series
 from memsheet.diagnose.interval import Interval
-from memsheet.diagnose.kept_tensors import growth_in_words, keeps_outputs, lists_losses, sums_losses
+from memsheet.diagnose.kept_tensors import growth_in_words, kept_over_rounds
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
-from memsheet.diagnose.messages.spoken_growth import spoken_growth
+from memsheet.diagnose.messages.spoken_growth import spoken_growth, spoken_rates
 from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
@@ -47,7 +48,14 @@ from memsheet.diagnose.regimes import (
     thawing_words,
     trained_before,
 )
-from memsheet.diagnose.said_regimes import long_sample_dies, next_phase_dies
+from memsheet.diagnose.said_regimes import (
+    event_dies,
+    fits_otherwise,
+    long_sample_dies,
+    next_phase_dies,
+    saves_event,
+)
+from memsheet.diagnose.script_lines import Kept
 from memsheet.diagnose.tracebacks import (
     FRAMES_AFTER,
     FRAMES_BEFORE,
@@ -125,17 +133,14 @@ class Signs:
     """Whether activations are made again in backward already."""
     outsized: tuple[int, int] | None = None
     """Tokens of the step that died and the most of those before it, where it is far larger."""
-    keeps_outputs: bool = False
-    """Whether a list of what a model makes is kept on the card from batch to batch, and several ran."""
+    kept: tuple[Kept, ...] = ()
+    """What a script keeps on the card from round to round, where several ran."""
     resumed: bool = False
     """Whether the run is said to fit from its beginning, and to die where it goes on from a checkpoint."""
     eight_bits: bool = False
     """Whether the optimizer's states are in few bits already."""
     single_rows: bool = False
     """Whether a micro-batch has one row."""
-    sums_losses: bool = False
-    keeps_losses: bool = False
-    """Whether a list of them is made while memory grows from step to step."""
     grows_said: str = ""
     """By which words people say that memory only grows, and that the job died late of it."""
     changed_at: Change | None = None
@@ -153,6 +158,10 @@ class Signs:
     """What was allocated from step to step, where it only grew."""
     reserved_growth: tuple[Interval, ...] = ()
     """What was reserved, likewise."""
+    series: tuple[Series, ...] = ()
+    """Figures that grow evenly, of which arithmetic tells whether they are what was held."""
+    rates: tuple[tuple[Interval, int], ...] = ()
+    """What people say that a round adds, and how many rounds they name."""
     used_growth: tuple[Interval, ...] = ()
     """What of the card was used, likewise."""
     buffer: tuple[tuple[int, ...], str] | None = None
@@ -184,14 +193,39 @@ def read_signs(log: Log, line: int) -> Signs:
 def _signs_of_text(log: Log, line: int) -> Signs:
     """What the text says, whatever functions stand in it."""
     text, growth = log.text, grows_steadily(log) or step_lines.allocated_growth(log)
+    event = _event_said(log, line)
     return Signs(
         release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
-        sums_losses=sums_losses(text), keeps_losses=lists_losses(text) and bool(step_lines.peak_growth(log)), keeps_outputs=keeps_outputs(text, several=bool(growth)),
+        series=growing_series(log, line), rates=spoken_rates(text),
+        kept=() if step_lines.stays_level(log) else kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log))),
         growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or spoken_growth(text), grows_said=growth_in_words(text),
-        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text), saves_said=saving_said(text),
+        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or ("" if saves_event(event) else event), saves_said=saving_said(text) or (event if saves_event(event) else ""),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
+
+
+def _event_said(log: Log, line: int) -> str:
+    """By which words around a message, without its traceback, people say that the run died at what its other
+    steps do not do.
+    """
+    own = traceback_of(log, line)
+    before = list(log.lines[max(0, line - FRAMES_BEFORE) : line])
+    shown = before[: len(before) - len(own) + 1] if own and log.lines[line] == own[-1] else before
+    behind = [each for each in log.lines[line + 1 : line + FRAMES_AFTER] if each not in own]
+    last = next(
+        (
+            each
+            for each in reversed(shown)
+            if each.strip() and "Traceback" not in each and not _BAR_BEGUN.search(each)
+        ),
+        "",
+    )
+    return event_dies("\n".join((*shown, *behind)), last, stepped=trained_before(log, line, saves=False))
+
+
+_BAR_BEGUN = re.compile(r"(?<!\d)0%\||(?<!\d)0/\d+ \[")
+"""A progress bar that has not moved."""
 
 
 def _programs_of(log: Log, line: int) -> list[str]:
@@ -206,6 +240,8 @@ def _is_training(log: Log, line: int, window: Sequence[str], names: Sequence[str
     saves = any(FRAMES.get(name) is CHECKPOINT_SAVE for name in names)
     trains = any(name in TRAINS for name in names) or trained_before(log, line, saves=saves)
     trains = trains or any(_CALLS_TRAINING.search(each) for each in codes_of_frames(window))
+    evaluates = any(FRAMES.get(name) is EVALUATION_STEP for name in names)
+    trains = trains or (evaluates and fits_otherwise(_words_around(log, line)))
     return trains and not any(name in BEFORE_TRAINING for name in names)
 
 

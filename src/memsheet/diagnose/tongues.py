@@ -27,18 +27,18 @@ STEMS: Mapping[str, Mapping[str, str]] = {
     EVALUATION: {
         "de": "Validier|Evaluier|Auswertung", "es": "evalua|validaci[oó]n|validar", "fr": "[ée]valu|validation", "it": "valutazion|validazion|valutare",
         "pt": "avalia|valida[cç][aã]o", "ru": "валидаци|оценк|проверочн", "tr": "do[ğg]rulama|de[ğg]erlendirme|validasyon", "vi": "đánh giá|kiểm định",
-        "zh": "验证|評估|评估|评测|驗證|测试集", "ja": "検証|評価|バリデーション", "ko": "평가|검증", "pl": "walidacj|ewaluacj",
+        "": r"(?<![\w-])(?:eval|validation|evaluation|evaluate)(?![\w-])", "zh": "验证|評估|评估|评测|驗證|测试集", "ja": "検証|評価|バリデーション", "ko": "평가|검증", "pl": "walidacj|ewaluacj",
     },
     TRAINING: {
         "de": "Training|trainier", "es": "entrena", "fr": "entra[iî]ne|apprentissage", "it": "addestra|allenamento|training", "pt": "trein[ao]|treinamento",
-        "ru": "обучени|обучает|тренировк|трениру", "tr": "e[ğg]itim", "vi": "huấn luyện|quá trình train", "zh": "训练|訓練", "ja": "学習|訓練|トレーニング", "ko": "학습|훈련", "pl": "trening|trenowani|uczeni|trenuje",
+        "ru": "обучени|обучает|тренировк|трениру", "tr": "e[ğg]itim", "vi": "huấn luyện|quá trình train", "": r"(?<![\w-])(?:train(?:ing)?|fine-?tun(?:e|ing))(?![\w-])", "zh": "训练|訓練", "ja": "学習|訓練|トレーニング", "ko": "학습|훈련", "pl": "trening|trenowani|uczeni|trenuje",
     },
     FINE: {
-        "de": "problemlos|ohne Probleme|geht gut|gut\\b|läuft (?:es|durch|stabil)?|klappt|funktioniert|passt\\b", "es": "(?:va|anda|corre|funciona|sale) bien|sin problemas?|funciona|perfecto|cabe\\b",
-        "fr": "bien\\b|sans (?:aucun |le moindre )?(?:problème|souci)|marche\\b|fonctionne|tourne\\b|passe\\b|tient\\b", "it": "(?:va|gira|funziona|tutto) bene|senza problemi|funziona|gira\\b|ci sta\\b|passa\\b",
-        "pt": "(?:vai|roda|funciona|corre) bem|sem problemas?|funciona|roda|normalmente|cabe\\b", "ru": "нормально|без проблем|хорошо|работает|идёт|идет|влез|помещает",
-        "tr": "sorunsuz|sorun yok|düzgün|iyi (?:gidiyor|çalışıyor)|normal|sığıyor", "vi": "bình thường|ổn|không (?:có |bị )?(?:vấn đề|lỗi|sao)|chạy được|chạy tốt|chạy bình thường",
-        "zh": "正常|没问题|没有问题|沒問題|没事|都好|可以跑|能跑|够用|放得下", "ja": "問題な|正常|うまく|できる|動く|回る|収ま", "ko": "잘 (?:되|돌)|문제\\s?없|정상|괜찮|들어가", "pl": "działa|bez problem|dobrze|mieści",
+        "de": "stabil\\b|konstant|problemlos|ohne Probleme|geht gut|gut\\b|läuft (?:es|durch|stabil)?|klappt|funktioniert|passt\\b", "es": "estable|constante|(?:va|anda|corre|funciona|sale) bien|sin problemas?|funciona|perfecto|cabe\\b",
+        "fr": "stable|constante?\\b|bien\\b|sans (?:aucun |le moindre )?(?:problème|souci)|marche\\b|fonctionne|tourne\\b|passe\\b|tient\\b", "it": "stabile|costante|(?:va|gira|funziona|tutto) bene|senza problemi|funziona|gira\\b|ci sta\\b|passa\\b",
+        "pt": "est[áa]vel|constante|(?:vai|roda|funciona|corre) bem|sem problemas?|funciona|roda|normalmente|cabe\\b", "ru": "стабильн|нормально|без проблем|хорошо|работает|идёт|идет|влез|помещает",
+        "tr": "sabit|sorunsuz|sorun yok|düzgün|iyi (?:gidiyor|çalışıyor)|normal|sığıyor", "vi": "bình thường|ổn|không (?:có |bị )?(?:vấn đề|lỗi|sao)|chạy được|chạy tốt|chạy bình thường",
+        "zh": "稳定|没(?:有)?(?:任何|什么)?问题|正常|没问题|没有问题|沒問題|没事|都好|可以跑|能跑|够用|放得下", "ja": "安定|問題な|正常|うまく|できる|動く|回る|収ま", "ko": "안정|잘 (?:되|돌)|문제\\s?없|정상|괜찮|들어가", "pl": "stabiln|działa|bez problem|dobrze|mieści",
     },
     DIES: {
         "de": "abst[üu]rz|st[üu]rz|bricht\\b|abgebrochen|kracht|knallt|kein Speicher|Speicher (?:ist )?voll|Fehler", "es": "revienta|reviente|falla\\b|se cae|peta\\b|muere|explota|se queda sin memoria|error",
@@ -52,7 +52,7 @@ STEMS: Mapping[str, Mapping[str, str]] = {
         "de": "fortsetz|fortgesetzt|weitertrain|weitermach|vom Checkpoint|(?:aus|von) (?:einem |dem )?Checkpoint", "es": "reanud|retom|continuar (?:desde|el entren)|desde (?:el |un )?checkpoint",
         "fr": "repren|reprise|reprend|depuis (?:le |un )?checkpoint", "it": "riprend|ripre[ns]|dal checkpoint|da un checkpoint", "pt": "retom|continuar (?:do|de|a partir)|do checkpoint|a partir do checkpoint",
         "ru": "возобн|продолж\\w* (?:с|из|обуч)|с чекпо[ий]нта|из чекпо[ий]нта", "tr": "kaldığı yerden|checkpoint'?(?:ten|tan|den)|devam et", "vi": "tiếp tục (?:từ|train|huấn)|từ checkpoint|resume",
-        "zh": "断点续训|斷點續訓|续训|恢复训练|继续训练|从断点|从 ?checkpoint|加载 ?checkpoint", "ja": "再開|途中から|チェックポイントから", "ko": "이어서|재개|체크포인트에서|체크포인트부터", "pl": "wznow|wznaw|od checkpoint",
+        "": r"(?<![\w-])resum(?:e|ing|ed)(?![\w-])", "zh": "断点续训|斷點續訓|续训|恢复训练|继续训练|从断点|从 ?checkpoint|加载 ?checkpoint", "ja": "再開|途中から|チェックポイントから", "ko": "이어서|재개|체크포인트에서|체크포인트부터", "pl": "wznow|wznaw|od checkpoint",
     },
     FRESH: {
         "de": "von vorne|von Anfang|von Null|frisch|neu gestartet", "es": "desde cero|desde el (?:principio|inicio)", "fr": "depuis le début|de zéro|à partir de zéro", "it": "da zero|dall'inizio",
@@ -74,7 +74,7 @@ STEMS: Mapping[str, Mapping[str, str]] = {
     },
     THAWS: {
         "de": "aufgetaut|auftau|entfrier|alles trainierbar|alle (?:Schichten|Layer) trainier", "es": "descongel", "fr": "dégel|dégèl", "it": "scongel|sblocc", "pt": "descongel", "ru": "размор", "tr": "çözülü|çözünce|çözdü|buzunu çöz",
-        "vi": "rã đông|mở băng|bỏ đóng băng", "zh": "解冻|解凍", "ja": "解凍|凍結解除|凍結を解", "ko": "동결 ?해제|언프리즈|해동", "pl": "odmroż",
+        "vi": "rã đông|mở băng|bỏ đóng băng", "": r"(?<![\w-])un-?freez(?:e|ed|ing)(?![\w-])", "zh": "解冻|解凍", "ja": "解凍|凍結解除|凍結を解", "ko": "동결 ?해제|언프리즈|해동", "pl": "odmroż",
     },
     FREEZES: {
         "de": "eingefroren|einfrier|gefreezt", "es": "congelad|congelo|congelar", "fr": "gelé|gèle\\b|figé", "it": "congelat|bloccat", "pt": "congelad|congelar", "ru": "заморо", "tr": "dondur|donuk",
@@ -128,8 +128,13 @@ def _word_parts(pattern: re.Pattern[str], text: str) -> Iterator[str]:
     yield text[begun:]
 
 
-def _clauses(text: str) -> Iterator[str]:
-    for sentence in _word_parts(_SENTENCE, text):
+ASIDE = late_pattern(r"[(（][^()（）\n]{1,120}[)）]")
+"""What stands in brackets, whose commas part no clause."""
+
+
+def clauses_of(text: str) -> Iterator[str]:
+    """Parts of sentences of which each says something else, without what stands in brackets."""
+    for sentence in _word_parts(_SENTENCE, ASIDE.sub(" ", text)):
         if len(sentence) <= LONGEST:
             yield from _word_parts(_CLAUSE, sentence)
 
@@ -143,7 +148,7 @@ def said_together(text: str, *names: str) -> str:
     patterns = [_PATTERNS[name] for name in names]
     if not all(pattern.search(text) for pattern in patterns):
         return ""
-    told = (each for each in _clauses(text) if all(pattern.search(each) for pattern in patterns))
+    told = (each for each in clauses_of(text) if all(pattern.search(each) for pattern in patterns))
     return next(told, "").strip()
 
 

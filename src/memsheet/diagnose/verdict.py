@@ -159,7 +159,7 @@ def _fullest_of_card(first: Message, messages: Sequence[Message]) -> Message:
     same = (
         each for each in messages
         if each.kind == first.kind and each.facts.get("asked") == first.facts["asked"]
-        and each.words.get("device") == first.words.get("device") and "allocated" in each.facts
+        and first.words.get("device") in (None, each.words.get("device")) and "allocated" in each.facts
     )  # fmt: skip
     return next(same, first)
 
@@ -189,7 +189,7 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
         *host.killed_lines(log),
     ]
     found.sort(key=lambda each: each.line)
-    lasting = [each for each in found if not _was_caught(each, log)]
+    lasting = [each for each in found if not (_was_caught(each, log) or host.is_said_not_to_be(each, log))]
     sized = [
         each for each in lasting
         if each.judge is not None or "asked" in each.facts

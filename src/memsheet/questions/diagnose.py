@@ -12,7 +12,7 @@ from memsheet.diagnose.candidates import Axes
 from memsheet.diagnose.cleaned import MOST_BYTES
 from memsheet.diagnose.log_programs import SERVERS
 from memsheet.diagnose.message import YES, Cause, Cure
-from memsheet.diagnose.printed import printed_beside
+from memsheet.diagnose.printed import held_beside, printed_beside
 from memsheet.diagnose.redacted import redact_diagnosis
 from memsheet.diagnose.snapshot.failure import is_failure, read_failure
 from memsheet.diagnose.snapshot.findings import Held, held_of
@@ -149,7 +149,9 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
     answer = answer or _answer_of_job(model, given, served=first.program in SERVERS)
     found = _joined_diagnosis(said, every, _axes_of_answer(answer, given))
     beside = tuple(printed_beside(found.facts, answer))
-    notes = (*found.notes, *recompute_notes(found.held, answer))
+    notes = (*found.notes, *recompute_notes(found.held, answer), *_sheet_notes(found, answer))
+    if more := held_beside(found.term, found.facts, answer):
+        beside, notes = (*beside, more[0]), (*notes, more[1])
     cured = cured_first(found, _accounted_cures(found, answer))
     return replace(cured, answer=answer, printed=beside, notes=notes)
 
@@ -242,12 +244,24 @@ def _sheet_sizes(answer: Answer) -> Iterator[tuple[str, str, int]]:
                 yield item.component.value, item.path, size // layers
 
 
+_OF_SHEET = (Cause.REAL_NEED, Cause.UNKNOWN, Cause.FRAGMENTATION, Cause.REGIME_CHANGE)
+"""Causes beside which a plan's own sheet has changes to offer."""
+
+
+def _sheet_notes(found: Diagnosis, answer: Answer) -> Iterator[str]:
+    """Where the plan does not fit by its own sheet, whatever the message alone shows."""
+    verdict = answer.verdict
+    if verdict is not None and verdict.result is Result.DOES_NOT_FIT and found.cause is Cause.FRAGMENTATION:
+        yield "the plan's own sheet does not fit the card: no setting of the allocator makes room for all of it"  # fmt: skip
+
+
 def _accounted_cures(found: Diagnosis, answer: Answer) -> Iterator[Cure]:
     """The changes of the plan that make it fit, each accounted again."""
     verdict = answer.verdict
-    if verdict is None or verdict.cheapest_fix is None or found.cause not in (Cause.REAL_NEED, Cause.UNKNOWN):
+    if verdict is None or verdict.cheapest_fix is None or found.cause not in _OF_SHEET:
         return
-    alone = len(verdict.cheapest_fix.changes) == 1 and verdict.result is Result.DOES_NOT_FIT
+    settled = found.cause in (Cause.REAL_NEED, Cause.UNKNOWN) and verdict.result is Result.DOES_NOT_FIT
+    alone = len(verdict.cheapest_fix.changes) == 1 and settled
     for change in verdict.cheapest_fix.changes:
         yield Cure(
             change=change.words, helps=YES if alone else "maybe", saves_bytes=int(change.saves_bytes),

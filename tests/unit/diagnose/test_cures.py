@@ -81,7 +81,7 @@ def test_where_no_share_is_stated_no_number_is_said(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "used", "said"), [("3.10", "75.20", ["0.97"]), ("20.00", "60.00", ["0.76"]), ("0.50", "78", [])]
+    ("left", "used", "said"), [("3.10", "75.20", ["0.97"]), ("20.00", "60.00", ["0.87"]), ("0.50", "78", [])]
 )
 def test_a_share_by_what_weights_left(left: str, used: str, said: list[str]) -> None:
     assert SHARE.findall(offered(cures_of_text(LOADED.format(left, used), NO_ROOM))) == said
@@ -350,3 +350,19 @@ def test_a_program_whose_largest_buffer_is_scores_is_told_to_write_none(shape: s
     asked = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 26521423052 bytes.\npreallocated temp allocation: 24.70GiB\n"  # fmt: skip
     found = cures_of_text(f"{asked}Peak buffers:\n Buffer 1:\n Size: 12.00GiB\n Shape: {shape}")
     assert any("writes no scores" in cure.change for cure in found.cures) is scores
+
+
+@pytest.mark.parametrize(
+    ("config", "helps"),
+    [
+        ("dtype=torch.bfloat16, tensor_parallel_size=1", NO), ("dtype=torch.bfloat16, tensor_parallel_size=8", MAYBE),
+        ("dtype=torch.bfloat16, quantization=awq", MAYBE), ("", MAYBE),
+    ],
+)  # fmt: skip
+def test_a_share_that_does_not_hold_the_weights_is_no_cure(config: str, helps: str) -> None:
+    found = cures_of_text(
+        f"model='google/gemma-3-27b-it', {config}",
+        "ValueError: Free memory on device (7.92/79.11 GiB) on startup is less than desired GPU memory "
+        "utilization (0.9, 71.2 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
+    )  # fmt: skip
+    assert [cure.helps for cure in found.cures if "share that is free" in cure.change] == [helps]

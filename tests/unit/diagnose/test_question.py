@@ -276,3 +276,36 @@ def test_nothing_is_offered_that_the_plan_beside_has_already(
     assert words not in plain
     assert offered not in beside.partition("No use")[0]
     assert words in beside
+
+
+IN_PIECES = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 15.96 GiB. GPU 3 has a total capacity of 79.25 GiB of which "
+    "9.81 GiB is free. Including non-PyTorch memory, this process has 69.43 GiB memory in use. Of the allocated memory 45.10 GiB "
+    "is allocated by PyTorch, and 22.80 GiB is reserved by PyTorch but unallocated."
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("seq_len", "offered"), [(32768, True), (512, False)])
+def test_a_plan_that_does_not_fit_offers_its_cures_beside_an_allocator_s(seq_len: int, offered: bool) -> None:
+    found = memsheet.diagnose(
+        IN_PIECES, model="Qwen/Qwen2.5-7B", gpus="8xH100", seq_len=seq_len, microbatch=1
+    )
+    assert found.cause is Cause.FRAGMENTATION
+    assert any("make the plan fit" in cure.why for cure in found.cures) is offered
+    assert any("does not fit the card" in note for note in found.notes) is offered
+    assert all(cure.helps != "yes" for cure in found.cures)
+
+
+@pytest.mark.parametrize(("microbatch", "beyond"), [(1, True), (16, False)])
+def test_tensors_that_a_sheet_has_not_are_told_with_the_term(microbatch: int, beyond: bool) -> None:
+    text = (
+        traced("forward", "cross_entropy")
+        + "\n"
+        + modern("4.64 GiB", "23.52 GiB", "2.11 GiB", "21.40 GiB", "20.55 GiB", "406.12 MiB")
+    )
+    found = memsheet.diagnose(
+        text, model="Qwen/Qwen3-4B", gpus="1xRTX4090", seq_len=2048, microbatch=microbatch, lora_rank=16
+    )
+    assert any(each.fact == "allocated_bytes" for each in found.printed) is beyond
+    assert any("the run held" in note and "times" in note for note in found.notes) is beyond
+    document_model(Diagnosis).model_validate_json(json.dumps(diagnosis_document(found)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.causes.shortages import cached_covers
+from memsheet.diagnose.denials import said_of
 from memsheet.diagnose.figures import OUTSIDE_LEAST, OUTSIDE_MOST, Figures
 from memsheet.diagnose.frames import OF_SERVERS
 from memsheet.diagnose.interval import (
@@ -112,7 +113,7 @@ _SHARED = re.compile(
 def has_shared_gap(of: Figures, signs: Signs) -> bool | None:
     """What nobody is named for is more than a process has outside its allocator, on a card that is shared."""
     gap = has_unnamed_gap(of, signs)
-    shared = _SHARED.search(signs.text) or said_together(signs.text, SHARES)
+    shared = said_of(_SHARED, signs.text) or said_together(signs.text, SHARES)
     return gap if gap is not False and shared and not shares_a_card(signs.text) else False
 
 
@@ -128,6 +129,8 @@ _LAUNCHED = re.compile(
 )
 """What starts several processes for one job, or is said by one of them."""
 ALIKE = (20, 21)
+STRANGERS = 3
+"""Processes that hold the same to the last digit, or more, are none to one another."""
 
 
 def are_siblings(of: Figures, text: str) -> bool:
@@ -138,7 +141,7 @@ def are_siblings(of: Figures, text: str) -> bool:
     least, most = min((size.low for size in sizes), default=0), max((size.high for size in sizes), default=0)
     alike = bool(sizes) and max(size.low for size in sizes) <= min(size.high for size in sizes)
     launched = least * ALIKE[1] >= most * ALIKE[0] and bool(_LAUNCHED.search(text))
-    return len(sizes) > 1 and ((alike and most <= GIB) or launched)
+    return len(sizes) > 1 and ((alike and (most <= GIB or len(sizes) >= STRANGERS)) or launched)
 
 
 _SHARED_WITH_HOST = re.compile(r"\bGB10\b|\bDGX Spark\b|\bJetson\b|\bTegra\b|\bOrin\b")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from memsheet.diagnose.causes.shortages import kept_covers
 from memsheet.diagnose.figures import Figures
@@ -73,35 +73,6 @@ def more_training_words(of: Figures, signs: Signs) -> str:
     )
 
 
-def said_training_words(of: Figures, signs: Signs) -> str:
-    return (
-        f'the text says that more is trained from some place of the run on ("{signs.thaws_said}") and that its steps before '
-        f"fitted: more is kept for backward, and gradients and states of it are made; {size_words(of.asked)} were asked for"
-    )  # fmt: skip
-
-
-def said_phase_words(of: Figures, signs: Signs) -> str:
-    return (
-        f'the text says that a part of the run fitted and the next one did not ("{signs.phase_said}"): a step is another one '
-        f"there; {size_words(of.asked)} were asked for"
-    )  # fmt: skip
-
-
-def said_saving_words(of: Figures, signs: Signs) -> str:
-    return (
-        f'the text says that the steps fitted and that it died as it saved a checkpoint ("{signs.saves_said}"): '
-        f"{size_words(of.asked)} were asked for there"
-    )  # fmt: skip
-
-
-def said_sample_words(of: Figures, signs: Signs) -> str:
-    return (
-        f"the text says that the steps before fitted and that it died at a long sample "
-        f'("{signs.long_said}"): '
-        f"{size_words(of.asked)} were asked for, more than they needed"
-    )
-
-
 def long_batch_words(of: Figures, signs: Signs) -> str:
     tokens, most = signs.outsized or (0, 0)
     return (
@@ -115,3 +86,27 @@ def resumption_words(of: Figures, _: Signs) -> str:
         "the run fits from its beginning and dies where it goes on from a checkpoint: what was read of it is still "
         f"held beside the job; {size_words(of.asked)} were asked for"
     )  # fmt: skip
+
+
+SAID: Mapping[str, str] = {
+    "thaws_said": "more is trained from some place of the run on ({}) and its steps before fitted: more is kept for backward, and gradients and states of it are made",
+    "long_said": "the steps before fitted and it died at a long sample ({}), which needs more than they did",
+    "saves_said": "the steps fitted and it died as it saved a checkpoint ({})",
+    "phase_said": "other steps of the run fitted and it died at something else ({}): a step is another one there",
+}  # fmt: skip
+"""What people say of a run that becomes another, by the sign that holds their words, as rules go."""
+
+
+def is_said(sign: str) -> Test:
+    """The test whether people say so."""
+    return lambda _, signs: bool(getattr(signs, sign))
+
+
+def words_of_said(sign: str) -> Callable[[Figures, Signs], str]:
+    """The sentence that quotes them."""
+
+    def because(of: Figures, signs: Signs) -> str:
+        told = SAID[sign].format(f'"{getattr(signs, sign)}"')
+        return f"the text says that {told}; {size_words(of.asked)} were asked for there"
+
+    return because

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from memsheet.diagnose.denials import said_of
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.frames import SERVING, TRIAL_CACHE
 from memsheet.diagnose.interval import (
@@ -115,7 +116,7 @@ _GROWS_SAID = re.compile(
 
 def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it ran before and memory is not given back."""
-    return _lacks_room(of, signs) if _GROWS_SAID.search(signs.text) else False
+    return _lacks_room(of, signs) if said_of(_GROWS_SAID, signs.text) else False
 
 
 def is_too_little_in_evaluation(of: Figures, signs: Signs) -> bool | None:

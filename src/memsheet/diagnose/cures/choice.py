@@ -23,14 +23,12 @@ from memsheet.diagnose.cures.tables import (
     KEEP_NO_RUN,
     KEEP_NO_SESSION,
     KEEP_NOTHING,
-    KEEP_NUMBERS,
-    KEEP_ON_HOST,
+    OF_KEPT,
     OF_KERAS,
     OF_PHASE,
     SERVER_SHARE,
     SEVERAL_RUNS,
     SHORTER_SAMPLES,
-    SUM_NUMBERS,
 )
 from memsheet.diagnose.cures.without_training import beside_own_cache, in_server, without_training
 from memsheet.diagnose.figures import Figures
@@ -192,12 +190,8 @@ def _of_new_regime(signs: Signs) -> Iterator[Cure]:
 
 def without_growth(signs: Signs) -> Cure:
     """What lets go of what grows, by what a text shows that it is."""
-    if signs.sums_losses:
-        return SUM_NUMBERS
-    if signs.keeps_losses:
-        return KEEP_NUMBERS
-    if signs.keeps_outputs:
-        return KEEP_ON_HOST
+    if signs.kept:
+        return OF_KEPT[signs.kept[0].what]
     if SEVERAL_RUNS.search(signs.text):
         return KEEP_NO_SESSION if OF_KERAS.search(signs.text) else KEEP_NO_RUN
     return KEEP_FEWER if CACHES.search(signs.text) else KEEP_NOTHING

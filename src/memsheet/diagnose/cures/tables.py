@@ -259,6 +259,11 @@ KEEP_NOTHING = Cure(
 KEEP_ON_HOST = Cure(
     change="what is kept moved to the host, or only the part that is needed", helps=MAYBE, where=".detach().cpu() before it is put on the list"
 )  # fmt: skip
+CUT_GRAPH = Cure(
+    change="the state cut from the graph of earlier rounds", helps=MAYBE, where="h = h.detach() in front of each round, and no retain_graph=True", why="backward then goes through one round"
+)  # fmt: skip
+OF_KEPT = {"sum": SUM_NUMBERS, "losses": KEEP_NUMBERS, "outputs": KEEP_ON_HOST, "graph": CUT_GRAPH}
+"""What lets go of what a script keeps, by ``Kept.what`` (diagnose/script_lines.py)."""
 KEEP_FEWER = Cure(
     change="a cache of results kept on the host, or bounded", helps=MAYBE, where="lru_cache(maxsize=N), and .cpu() on what is returned", why="each result that is kept is a tensor of the card",
 )  # fmt: skip

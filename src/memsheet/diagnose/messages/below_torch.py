@@ -226,7 +226,11 @@ def judge_bare(message: Message, log: Log) -> Judgement:
 
 FORMS = (
     Form("wake-up", re.compile(r"CUDAError:outofmemoryat\S{0,200}?cumem_allocator\.c"), _wake_up),
-    Form("wake-up", re.compile(r"torch_memory_saver\S{0,120}?CUDA_ERROR_OUT_OF_MEMORY"), _wake_up),
+    Form(
+        "wake-up",
+        re.compile(r"torch_memory_saver\S{0,120}?(?:CUDA_ERROR_OUT_OF_MEMORY|CUresulterror:2\b)"),
+        _wake_up,
+    ),
     Form(
         "wake-up",
         re.compile(

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.denials import all_denied
 from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, sized_pattern
 
 SIGNS = (
-    b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"exit code 137", b"xitCode",
+    b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"terminated with code -9", b"exit code 137", b"xitCode",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"[WinError 8]", b"WinError 1450", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"/psm_", b"\nKilled",
     b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b": Out Of Memory", b"systemd-oomd", b"earlyoom", b"out-of-memory and exited",
@@ -178,7 +179,7 @@ FORMS = (
     Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|Cannotallocatememory\(oserror12\)|fork:(?:retry:)?(?:Resourcetemporarilyunavailable)?Cannotallocatememory|fatalerror:runtime:(?:outofmemory|cannotallocatememory)|OSError:Memorymappingfilefailed:Cannotallocatememory"), refused_array),
     Form("pinned", re.compile(r"(?:[Ff]ailed(?:toallocate|allocating)|ouldnotallocate)\S{0,60}?pinnedhost|failedtoalloc\d{1,18}bytesonhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), refused_pinned),
     Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
-    Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|[Ee]xit(?:ed)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
+    Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|[Ee]xit(?:ed)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|Childprocesswith(?:PID|pid)\d{1,9}terminatedwithcode-9\b|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")
 """Forms that say who killed and why, and so more than the signal alone."""
@@ -200,6 +201,19 @@ _KILLED = re.compile(
 _BARE_ERROR = re.compile(r"(?:builtins\.)?MemoryError:?\s*$")
 """What Python says where it was refused memory, which has no words of its own."""
 _IN_TRACEBACK = re.compile(r"Traceback|^File \"[^\"\n]{1,400}\", line \d", re.MULTILINE)
+
+
+_KILL_WORDS = re.compile(
+    r"OOM-?\s?[Kk]ill\w*|oom[- ]?kill\w*|(?:exit(?:ed)?(?: with)?|return) ?(?:code|status)\s?:?=?\s?(?:137|-9)|SIGKILL|\b137\b|[Kk]illed"
+)  # fmt: skip
+
+
+def is_said_not_to_be(message: Message, log: Log) -> bool:
+    """Whether a message of a kill is a sentence that denies one ("exit code 137 never happened")."""
+    if message.kind not in (*KILLERS, "container", "signal"):
+        return False
+    line = log.lines[message.line]
+    return all_denied(_KILL_WORDS.finditer(line), line)
 
 
 def killed_lines(log: Log) -> Iterator[Message]:

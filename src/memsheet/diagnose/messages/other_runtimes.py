@@ -209,7 +209,7 @@ FORMS = (
     Form("TensorFlow", re.compile(r"OOMwhenallocatingtensorwithshape\[(?P<shape>[\d,]{0,120})\]andtype(?P<type>[a-z0-9]{1,12}?)on(?P<place>/\S{1,120}?)by"), _refused_tensor),
     Form("TensorFlow", re.compile(r"errors_impl\.ResourceExhaustedError(?!\S{0,4000}?OOMwhenallocatingtensorwithshape)"), _refused_tensor),
     Form("TensorFlow", re.compile(
-        rf"(?P<place>)Allocator\(GPU_\d{{1,3}}_bfc\)ranoutofmemorytryingtoallocate{NUMBER}(?:[KMG]iB|B)\(roundedto(?P<asked>\d{{1,15}})\)requestedbyop"
+        rf"(?P<place>)Allocator\(GPU_\d{{1,3}}_bfc\)ranoutofmemorytryingtoallocate(?P<asked>{NUMBER})(?P<asked_unit>[KMG]iB|B)(?:\(roundedto\d{{1,15}}\))?(?:requestedbyop|\.Currentallocationsummary)"
         r"(?!\S{0,400}?Thecallerindicates)(?=(?:(?!Allocator\(GPU)\S){0,20000}?Limit:\d(?!\S{0,4000}?(?:OOMwhenallocatingtensor|RESOURCE_EXHAUSTED|ResourceExhausted)))"
     ), _ran_out, {"asked": "bytes"}),
     Form("ONNX Runtime", re.compile(rf"Failedtoallocatememoryforrequestedbufferofsize(?P<asked>{NUMBER})"), _refused_arena, {"asked": "bytes"}),

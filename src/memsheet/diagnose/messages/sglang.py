@@ -9,6 +9,7 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages.stated import (
+    MOST_SHARE,
     doubled,
     halved,
     larger_share,
@@ -16,6 +17,7 @@ from memsheet.diagnose.messages.stated import (
     stated_number,
     stated_share,
 )
+from memsheet.frozen import replace
 
 SIGNS = (
     b"mem-fraction-static", b"alloc_req_slots", b"Prefill out of memory", b"Decode out of memory", b"profiled value", b"Capture cuda graph failed",
@@ -29,16 +31,32 @@ def _stated_share(message: Message, log: Log) -> Decimal | None:
     return stated_share(log, message.line, "mem_fraction_static")
 
 
-def _least_share(log: Log) -> Decimal:
-    """The share, in hundredths, from which anything is left for the cache: that leaves free no more than the
-    weights do (sglang v0.5.8, model_runner_kv_cache_mixin.py:111: available - total × (1 - share)); 0 where
-    the log does not say what was free before and behind.
+def _roomy_share(log: Log) -> tuple[Decimal, str]:
+    """The share, in hundredths, that gives the cache half of what the weights leave, and what that comes to:
+    the cache gets what is beyond that share of what was free before (sglang v0.5.8,
+    model_runner_kv_cache_mixin.py:111: available - total × (1 - share)), and activations and graphs need the
+    rest; 0 where the log does not say what was free before and behind.
     """
     facts = pool_facts(log)
     used, left = facts.get("weights_loaded_bytes"), facts.get("left_after_weights_bytes")
     if used is None or left is None or used.low <= 0:
-        return Decimal(0)
-    return Decimal(-(-used.high * 100 // (used.high + left.low))) / 100
+        return Decimal(0), ""
+    whole = used.high + left.low
+    share = min((used.high + left.low // 2) * 100 // whole, int(MOST_SHARE * 100))
+    cache = Interval(*(max(0, whole * share // 100 - used.high),) * 2)
+    if not cache.high:
+        return Decimal(1), ""
+    from_share = Decimal(-(-used.high * 100 // whole)) / 100
+    return Decimal(share) / 100, (
+        f"leaves {size_words(cache)} for the cache and the rest of the {size_words(left)} that weights leave for activations "
+        f"and graphs; up to {from_share} nothing is left for a cache"
+    )  # fmt: skip
+
+
+def _shares_for_cache(message: Message, log: Log) -> tuple[Cure, ...]:
+    share, leaves = _roomy_share(log)
+    found = larger_share(FRACTION, _stated_share(message, log), share, OF_BOTH)
+    return tuple(replace(cure, why=". ".join(filter(None, (cure.why, leaves)))) for cure in found)
 
 
 def _too_little(message: Message, log: Log) -> Judgement:
@@ -47,7 +65,7 @@ def _too_little(message: Message, log: Log) -> Judgement:
         causes=(Cause.ENGINE_UNDERPROVISION,),
         because="weights take all of the server's share of the card: nothing is left for the KV cache",
         cures=(
-            *larger_share(FRACTION, _stated_share(message, log), _least_share(log), OF_BOTH),
+            *_shares_for_cache(message, log),
             Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tp", parallel)),
             Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
         ),

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.messages.step_lines import ENOUGH
+from memsheet.diagnose.tongues import ASIDE, GROWS, said_together
 from memsheet.patterns import late_pattern
 
 _ROUNDS = (
     r"(?:epoch|step|iter(?:ation)?|fold|trial|run|fit|round|call|request|gen(?:eration)?|turn|message|chat|episode|game|image|prompt|file|video|document|restart|execution|experiment|sweep|cell"
     r"|Epoche|Durchlauf|Durchläufe|Lauf|Schritt|[ée]poca|paso|passo|iteración|iteração|vuelta|itération|époque|étape|epoca|iterazione|эпох|шаг|итераци|запуск|фолд|adım|tur|bước|lần"
+    r"|petici[oó]n\w*|solicitud\w*|requ[êe]te|richiest\w|requisiç\w*|pedido|Anfrage|запрос\w*|istek|yêu cầu|im[aá]gen\w*|Bild\w*|картин\w*|请求|张|リクエスト|枚|요청|장"
     r"|轮|輪|步|折|次|エポック|ステップ|回|フォールド|에폭|스텝|폴드|번)"
 )  # fmt: skip
 """What a job does again and again, as people of several tongues call it. A batch is none: its size is called
@@ -70,6 +72,57 @@ def spoken_growth(text: str) -> tuple[Interval, ...]:
     """
     told = itertools.chain(_series_of_text(text), _pairs_of_text(text))
     return next((sizes for sizes in told if _grows_evenly(sizes)), ())
+
+
+_SIZE = rf"(?P<size>{_NUMBER})\s?(?P<unit>{_UNIT})"
+_EACH_ROUND = (
+    rf"(?:\b(?:per|each|every|a|an|pro|je|jede[rmns]?|cada|por|a cada|chaque|par|à chaque|ogni|per ogni|her|mỗi|na|co|при кажд\w{{0,3}}|за кажд\w{{0,3}}|кажд\w{{0,3}}|на|за)\s(?:\w{{1,12}}\s)?|/|每|毎|1)"
+    rf"\s?{_ROUNDS}"
+)  # fmt: skip
+_RATE = late_pattern(
+    rf"(?<![\w.,]){_SIZE}[^\n.;:\d]{{0,24}}?(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))"
+    rf"|(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))[^\n.;:\d]{{0,56}}?(?P<size_behind>{_NUMBER})\s?(?P<unit_behind>{_UNIT})",
+    re.IGNORECASE,
+)  # fmt: skip
+_COUNT_OF_ROUNDS = late_pattern(
+    rf"(?<![\w.,])(?P<count>\d{{1,7}}(?:[.,]\d{{3}})?)(?:st|nd|rd|th|\.|-?[йяаo]|ª|º)?\s?(?:个\s?)?(?:\w{{1,10}}\s)?{_ROUNDS}|{_ROUNDS}\w{{0,3}}\s?[#=:]?\s?(?P<behind>\d{{1,7}})(?![\w.,]\d)",
+    re.IGNORECASE,
+)  # fmt: skip
+MOST_RATES = 8
+_ADDS = late_pattern(
+    r"\+\s?\d|\badd(?:s|ed|ing)?\b|grow|creep|climb|increas|\bris(?:es?|ing)\b|\bmore\b|extra|additional|\bup\b|\bleav(?:es?|ing)\b|\bleft\b|leak|\bstays?\b|never|not (?:freed|released)|accumul"
+    r"|\bdeja\b|laisse|lascia|deixa|l[äa]sst|bleib|dazu|hinzu|zurück|sin liberar|sem liberar|оста[её]тся|прибавля|残|남|留|bırak|để lại",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How people say that what a round takes is not given back."""
+_DOTTED_NAME = late_pattern(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(\))?")
+_ROUNDS_OF_RATE = late_pattern(rf"(\d{{1,6}})\s?{_ROUNDS}", re.IGNORECASE)
+
+
+def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
+    """What people say that a round adds, with each number of rounds that they say."""
+    text = _DOTTED_NAME.sub("it", ASIDE.sub("", text))
+    if not (found := list(itertools.islice(_RATE.finditer(text), MOST_RATES))):
+        return ()
+    counts = {
+        int((each["count"] or each["behind"]).replace(",", "").replace(".", ""))
+        for each in itertools.islice(_COUNT_OF_ROUNDS.finditer(text), MOST_RATES * MOST_RATES)
+    }
+    told = [
+        each for each in found
+        if (around := text[max(0, each.start() - AROUND // 4) : each.end() + AROUND // 4]) and not _OF_SETTINGS.search(around)
+        and (_ADDS.search(around) or said_together(around, GROWS))
+    ]  # fmt: skip
+    rates = (
+        (size, int(of[1]) if (of := _ROUNDS_OF_RATE.search(each.group())) else 1)
+        for each in told
+        for size in _spoken_sizes(
+            [(each["size"] or each["size_behind"], each["unit"] or each["unit_behind"])]
+        )
+    )
+    return tuple(
+        (size, count // of) for size, of in rates for count in sorted(counts) if count // of >= FEWEST
+    )
 
 
 def _grows_evenly(sizes: Sequence[Interval]) -> bool:

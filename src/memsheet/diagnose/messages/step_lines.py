@@ -209,6 +209,18 @@ def peak_growth(log: Log) -> tuple[Interval, ...]:
     return steady_growth(_sizes_in((line for line in log.lines if "mem" in line), _PEAK))
 
 
+LEVEL = (50, 51)
+"""A figure that grew by less than a fiftieth stays; the first is of a step before there were states."""
+
+
+def stays_level(log: Log) -> bool:
+    """Whether a script's lines say of several steps what was held, and it did not grow."""
+    sizes = _sizes_in((line for line in log.lines if "mem" in line or "lloc" in line), _PEAK) or _sizes_in(
+        (line for line in log.lines if "lloc" in line), _ALLOCATED
+    )
+    return len(sizes) > ENOUGH and sizes[-1].middle * LEVEL[0] <= sizes[1].middle * LEVEL[1]
+
+
 def used_growth(log: Log) -> tuple[Interval, ...]:
     """What of the card a script's own lines say is used from step to step, where it only grew: what is kept
     without tensors counts in.

@@ -23,7 +23,7 @@ from memsheet.diagnose.messages.stated import (
     stated_share,
 )
 from memsheet.diagnose.named_cards import card_in_text
-from memsheet.diagnose.named_models import model_axes
+from memsheet.diagnose.named_models import least_parameters, model_axes
 from memsheet.frozen import replace
 from memsheet.units import GIB
 
@@ -38,6 +38,24 @@ OVERHEAD = 3 * GIB
 _SEQUENCES = re.compile(r"max_num_seqs[=:'\"]{1,3}(\d{1,6})")
 
 
+_WHOLE_BITS = re.compile(r"dtype=(?:torch\.)?(?:bfloat16|float16)\b")
+_FEW_BITS = re.compile(
+    r"quantization=(?!None)|\b(?:awq|gptq|fp8|nvfp4|mxfp4|bitsandbytes|int[48]|w[48]a\d{1,2})\b",
+    re.IGNORECASE,
+)
+
+
+def _weights_of_start(message: Message, log: Log) -> int | None:
+    """Bytes a card of the weights that a server is about to load: of the smallest model that its log names,
+    in 16 bits where the log says these and nothing of fewer; else None.
+    """
+    parameters = least_parameters(log.text)
+    if parameters is None or not _WHOLE_BITS.search(log.text) or _FEW_BITS.search(log.text):
+        return None
+    cut = [stated_number(log, message.line, f"{kind}_parallel_size") or 1 for kind in ("tensor", "pipeline")]
+    return int(2 * parameters // (cut[0] * cut[1]))
+
+
 def _refused_start(message: Message, log: Log) -> Judgement:
     free, card, desired = (message.facts[name] for name in ("free", "capacity", "desired"))
     share = message.words["share"]
@@ -45,8 +63,14 @@ def _refused_start(message: Message, log: Log) -> Judgement:
     lower = free.low * 100 // card.high
     fits = Cure(
         change=f"a share that is free: {UTILIZATION} 0.{lower:02d}", helps=YES if free.low * 2 > desired.high else MAYBE, where=f"{UTILIZATION} 0.{lower:02d}",
-        why=f"passes this check: 0.{lower:02d} × {size_words(card)} ≤ {size_words(free)}; the cache gets as much less",
+        why=f"passes this check: 0.{lower:02d} × {size_words(card)} ≤ {size_words(free)}; weights and cache get no more than these together",
     )  # fmt: skip
+    weights = _weights_of_start(message, log)
+    if weights is not None and weights > free.high:
+        weighed = size_words(Interval(weights, weights))
+        fits = replace(
+            fits, helps=NO, why=f"the weights alone are {weighed} on a card, and {size_words(free)} are free"
+        )
     lines = (
         f"{share} × {size_words(card)} = {size_words(desired)} wanted, {size_words(free)} free",
         f"{size_words(card)} - {size_words(free)} free = {size_words(used)} in use before the start",
