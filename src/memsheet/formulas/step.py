@@ -44,7 +44,7 @@ from memsheet.formulas.training_step import Step
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, depends_on_routing
+from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, Schedule, depends_on_routing
 from memsheet.sheet import Component, Instant
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _in_flight(steps: list[Step], plan: Plan, rank: Rank) -> Iterator[tuple[Step
     """Steps of a rank's chunks with what other micro-batches keep meanwhile, and the passes (backward or not)
     during which they do.
     """
-    if agreed(plan.mesh.pp == 1):
+    if agreed(plan.mesh.pp == 1) or plan.schedule is Schedule.NAIVE:
         yield steps[0], frozenset((False, True))
         return
     kinds = [

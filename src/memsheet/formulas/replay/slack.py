@@ -168,7 +168,7 @@ def _equal_steps_reserved(
         for (component, _), size in code.shared(model, plan, shape, how).held.items()
         if component is not Component.BUFFERS
     ]
-    one_by_one = engine.sharding.leaves_tensors and plan.mesh.pp == 1
+    one_by_one = engine.sharding.leaves_tensors and not plan.staged
     keeps_masks = code.keeps_masks(model, plan)
     beside = loaded - sum(buffers) if buffered else _component_bytes(items, Component.BUFFERS)
     told = Told(
