@@ -63,9 +63,8 @@ def with_device_map(gaps: RequestResolver, plan: Plan, model: ModelSpec | None, 
         return plan
     if model is None:  # what is read back names both
         return replace(plan, end_stages=tuple(said) if said else None)
-    if len(model.stacks) > 1:
-        reason = f"puts layers of {model.model_type} on cards in an order that is not modelled"
-        gaps.wrong("schedule", "naive", reason, "one card, or --engine fsdp2")
+    if problem := _unmodelled(model, plan):
+        gaps.wrong("schedule", "naive", problem, "one card, or --engine fsdp2")
         return plan
     if plan.layers_per_stage is None:
         found = deal_layers(module_sizes(model, plan), plan.mesh.pp, plan, card_bytes)
@@ -77,6 +76,15 @@ def with_device_map(gaps: RequestResolver, plan: Plan, model: ModelSpec | None, 
     ends = tuple(said or found.ends)
     usual = ends == (0, plan.mesh.pp - 1)
     return replace(plan, layers_per_stage=found.layers, end_stages=None if usual else ends)
+
+
+def _unmodelled(model: ModelSpec, plan: Plan) -> str:
+    """What is not known of a model whose layers lie on several cards."""
+    if len(model.stacks) > 1 or model.recording is not None:
+        return f"puts layers of {model.model_type} on cards in an order that is not modelled"
+    if plan.training.image_tokens:
+        return "is not modelled where pictures pass through a tower on the first card"
+    return "is not modelled beside prompts that train" if plan.training.virtual_tokens else ""
 
 
 def module_sizes(model: ModelSpec, plan: Plan) -> ModuleSizes:
