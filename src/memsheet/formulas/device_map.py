@@ -23,15 +23,14 @@ def copied_tables(tables: BytesByPath, plan: Plan, stage: Count, layers: Count) 
     """Tables that all layers share, as a card has them. The module that makes them follows the layers, so
     that it is where the last of these is; every layer on another card has a copy.
     """
-    if plan.schedule is not Schedule.NAIVE or stage == table_card(plan):
+    if plan.schedule is not Schedule.NAIVE or has_tables(plan, stage):
         return tables
     return BytesByPath.of((key, size * (layers if key == TABLES else 1)) for key, size in tables.held.items())
 
 
-def table_card(plan: Plan) -> int:
-    """The card that has the last layer."""
-    counts = plan.layers_per_stage or ()
-    return max((card for card, count in enumerate(counts) if count), default=0)
+def has_tables(plan: Plan, stage: Count) -> bool:
+    """Whether a card has the last layer, and with it the module that makes tables."""
+    return not any((plan.layers_per_stage or ())[int(stage) + 1 :])
 
 
 @formula(

@@ -154,7 +154,7 @@ def _cut_model(spec: ModelSpec) -> CutModel:
 
 
 Cut = tuple[tuple[int, int], tuple[bool, bool]]
-"""The first layer of a part and the one after its last, and whether it has the model's embeddings and head."""
+"""The first layer of a part and the one after its last, and whether it has embeddings and head."""
 
 
 def _cuts_of_stage(layers: int, plan: Plan, stage: int) -> tuple[Cut, ...]:

@@ -36,7 +36,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     "reshard_after_forward": (MESH, "", "Free gathered parameters after forward and gather them again."),
     "sequence_parallel": (MESH, "", "Split the regions outside tensor parallelism along the sequence."),
     "context_parallel_comm": (MESH, "KIND", "ring, all_gather or all_to_all."),
-    "schedule": (MESH, "NAME", "Order of microbatches in the pipeline: gpipe, 1f1b, interleaved … naive: one process, device_map=auto"),
+    "schedule": (MESH, "NAME", "Order of microbatches in the pipeline: gpipe, 1f1b, interleaved, naive …"),
     "layers_per_stage": (MESH, "N,N,…", "Layers of each stage where they are uneven: 10,11,11."),
     "end_stages": (MESH, "N,N", "Cards of embeddings and head in one process over several (schedule naive)."),
     "seq_len": (STEP, "TOKENS", "Tokens of one sequence."),

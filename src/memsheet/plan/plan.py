@@ -426,12 +426,12 @@ class Plan:
     fp8: Fp8 | None = None
     cuda_graphs: tuple[str, ...] = ()
     speculative: Speculative | None = None
-    end_stages: tuple[int, int] | None = None  # of embeddings and head, where not the first and the last
+    end_stages: tuple[int, int] | None = None  # of embeddings and head, if others
     before_ampere: bool = False  # the card is known to have no bf16 units, and no flash kernels
 
     @property
     def staged(self) -> bool:
-        """Whether micro-batches wait in a pipeline for their backward: not where one process has all cards."""
+        """Whether micro-batches wait in a pipeline for their backward: not where one process has it."""
         return self.mesh.pp > 1 and self.schedule is not Schedule.NAIVE
 
     @property

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memsheet.formulas.states.held import parameter_storage_dtype
-from memsheet.formulas.states.params import START, stack_prefix
 from memsheet.frozen import dataclass, replace
+from memsheet.plan.dtypes import FP32
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec, Role, Stack, Weight
 from memsheet.plan.plan import Plan, Schedule
+from memsheet.plan.stored_dtypes import parameter_storage_dtype
 
 OF_BITS = ("nf4", "fp4", "int8")
 """Formats of bitsandbytes, which plans with nine tenths of each share (quantizers/quantizer_bnb_4bit.py:89,
@@ -51,7 +51,9 @@ class ModuleSizes:
         return sum(self.before) + sum(self.layers) + self.norms + self.head
 
 
-def with_device_map(gaps: RequestResolver, plan: Plan, model: ModelSpec | None, card_bytes: int | None) -> Plan:
+def with_device_map(
+    gaps: RequestResolver, plan: Plan, model: ModelSpec | None, card_bytes: int | None
+) -> Plan:
     """The plan with the cards of its layers: as it says, else as ``device_map="auto"`` has them.
     ``card_bytes``: free on each, None where no card is known.
     """
@@ -112,7 +114,7 @@ def module_sizes(model: ModelSpec, plan: Plan) -> ModuleSizes:
 
 def _stack_sizes(stack: Stack, plan: Plan) -> Iterator[int]:
     """Bytes of each layer."""
-    prefix = stack.path if stack.role == START else stack_prefix(stack)
+    prefix = f"{stack.path}.*"
     for run in stack.runs:
         sizes = [
             sum(_weight_bytes(f"{prefix}.{w.path}", w, plan) for w in block.weights) for block in run.pattern
@@ -123,7 +125,7 @@ def _stack_sizes(stack: Stack, plan: Plan) -> Iterator[int]:
 
 def _leaf_sizes(stack: Stack, plan: Plan) -> Iterator[int]:
     """Bytes of each module of the layers that has no module in it."""
-    prefix = stack_prefix(stack)
+    prefix = f"{stack.path}.*"
     for run in stack.runs:
         for block in run.pattern:
             found = dict[str, int]()
@@ -134,7 +136,12 @@ def _leaf_sizes(stack: Stack, plan: Plan) -> Iterator[int]:
 
 
 def _weight_bytes(path: str, weight: Weight, plan: Plan) -> int:
+    """Bytes of a tensor as it is loaded: what a quantized model raises to fp32, it raises later (peft 0.21.2
+    utils/other.py, prepare_model_for_kbit_training).
+    """
     dtype = parameter_storage_dtype(path, weight, plan)
+    if plan.quantization is not None and dtype is FP32 and weight.dtype is None:
+        dtype = plan.precision.compute
     if plan.quantization is not None and dtype is plan.quantization.weights:
         name = dtype.name.partition("-")[0]
         if name in OF_BITS:
@@ -149,7 +156,7 @@ def deal_layers(sizes: ModuleSizes, cards: int, plan: Plan, card_bytes: int | No
     """
     shares = balanced_shares(sizes, cards, plan, card_bytes)
     atoms = [*sizes.before, *sizes.layers, sizes.norms, sizes.head]
-    largest = [max(atoms[at:]) for at in range(len(atoms))]
+    largest = [max(atoms[at + 1 :], default=0) for at in range(len(atoms))]
     card, used, places = 0, 0, list[int]()
     for at, size in enumerate(atoms):
         while card < cards - 1 and used + size > shares[card] - (0 if card else largest[at]):

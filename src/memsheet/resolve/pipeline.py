@@ -65,6 +65,14 @@ def schedule_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) ->
     given = gaps.request.get("schedule")
     if spreads_layers(gaps, engine, task):
         return Schedule.NAIVE if mesh.pp > 1 else None
+    if given == Schedule.NAIVE.value and task == "train":
+        gaps.wrong(
+            "schedule",
+            given,
+            f"puts no layers on cards of one process under {engine.name}",
+            "engine transformers",
+        )
+        return None
     if mesh.pp == 1 and task == "train" and given is not None:
         gaps.wrong(
             "schedule", given, "orders the stages of a pipeline, and there is one stage", "leave it out"

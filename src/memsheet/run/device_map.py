@@ -25,7 +25,7 @@ def apply_device_map(model: nn.Module, plan: Plan) -> nn.Module:
     if plan.schedule is not Schedule.NAIVE:
         return model
     with _disable_current_modes():
-        from accelerate.hooks import attach_align_device_hook_on_blocks
+        from accelerate.hooks import attach_align_device_hook_on_blocks  # type: ignore[import-untyped]
 
     places, moved = card_of_modules(model, plan), dict[int, nn.Parameter]()
     for name, module in model.named_modules():

@@ -16,8 +16,8 @@ from memsheet.errors import input_error
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import GradientSync, Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
-from memsheet.run.device_map import apply_device_map
 from memsheet.run.data import microbatch_stream
+from memsheet.run.device_map import apply_device_map
 from memsheet.run.loss import apply_loss
 from memsheet.run.model import build_config, build_model, initialize_model_weights, without_layers
 from memsheet.run.optimizer import build_optimizer

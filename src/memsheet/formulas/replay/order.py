@@ -82,8 +82,8 @@ class Told:
     cosines and sines, which forward makes and layers save, if ``keeps_tables``; ``reduces_last``: of a step's
     micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has;
     ``rooted``: of these, what is gathered with the whole model where layers are gathered one by one;
-    ``head_elements``: of the block that Adam-mini takes for a head; ``copies``: bytes of tables that each layer
-    has to itself; ``returned``: that the model's forward returned from another card.
+    ``head_elements``: of the block that Adam-mini takes for a head; ``copies``: bytes of tables that each
+    layer has to itself; ``returned``: that the model's forward returned from another card.
     """
 
     beside: int = 0

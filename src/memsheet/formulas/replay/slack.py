@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memsheet.arith import Count
 from memsheet.formulas.activations import run_config_of
-from memsheet.formulas.device_map import TABLES, returned_logits, table_card
+from memsheet.formulas.device_map import TABLES, has_tables, returned_logits
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import layers_of_stage, stage_model
@@ -164,7 +164,7 @@ def _equal_steps_reserved(
     loaded, stepped = _tensor_bytes(items, Instant.LOAD), _tensor_bytes(items, Instant.OPTIMIZER_STEP)
     buffers = Buffers(*(_component_bytes(items, component) for component in STATES))
     buffered = not engine.sharding.leaves_tensors
-    apart = plan.schedule is Schedule.NAIVE and stage != table_card(plan)
+    apart = plan.schedule is Schedule.NAIVE and not has_tables(plan, stage)
     shared = {
         key: int(size)
         for key, size in code.shared(model, plan, shape, how).held.items()

@@ -82,7 +82,9 @@ def _tensor_state(
         kept = _with_idle(how, kept, model, plan)
     if how.offloaded is not None and (plan.offload.parameters or plan.offload.optimizer):
         kept = how.offloaded(kept, plan, stage, parameters)
-    if plan.schedule is Schedule.NAIVE and not model.embeddings.weights:  # inputs are where they are looked up
+    if (
+        plan.schedule is Schedule.NAIVE and not model.embeddings.weights
+    ):  # inputs are where they are looked up
         return kept
     return with_added_states(kept, microbatch_inputs(model, plan))
 
