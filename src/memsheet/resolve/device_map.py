@@ -57,9 +57,16 @@ def with_device_map(
     """The plan with the cards of its layers: as it says, else as ``device_map="auto"`` has them.
     ``card_bytes``: free on each, None where no card is known.
     """
+    said = gaps.request.get("end_stages")
+    if said is not None and plan.schedule is not Schedule.NAIVE:
+        gaps.wrong(
+            "end_stages",
+            said,
+            "is of one process that has several cards",
+            "--schedule naive, or leave it out",
+        )
     if plan.schedule is not Schedule.NAIVE or gaps.problems:
         return plan
-    said = gaps.request.get("end_stages")
     if said is not None and not (len(said) == 2 and all(0 <= end < plan.mesh.pp for end in said)):
         gaps.wrong("end_stages", said, f"must name two of the {plan.mesh.pp} cards", "for example 0,0")
         return plan

@@ -64,6 +64,7 @@ def layers_per_stage_of(
 def schedule_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) -> Schedule | None:
     given = gaps.request.get("schedule")
     if spreads_layers(gaps, engine, task):
+        gaps.assumed += [] if mesh.pp > 1 else ["schedule = naive (changes nothing on one card)"]
         return Schedule.NAIVE if mesh.pp > 1 else None
     if given == Schedule.NAIVE.value and task == "train":
         gaps.wrong(
