@@ -207,6 +207,9 @@ class Run:
     def leave_forward(self) -> None:
         """When the model's forward is over."""
 
+    def enter_loss(self) -> None:
+        """Before the loss's backward."""
+
     def enter_backward(self, number: int) -> None:
         """Before a part's backward."""
 
@@ -348,6 +351,7 @@ class Run:
     def backward(self, played: list[Played], loss: Played | None, chunk: int = 0) -> None:
         script, g = self.script, self.receive_gradient() if loss is None else None
         if loss is not None:
+            self.enter_loss()
             made, g = self.part_backward(loss, None)
             self.prefetch(LAST)
             workspace = self.told.workspace if self.multiplied < THREADS else 0
