@@ -90,6 +90,7 @@ MAMBA = Reference(
     "mamba-ssm and causal-conv1d kernels", "state-spaces/mamba e9594ce1, Dao-AILab/causal-conv1d 0d2252d1"
 )
 TRANSFORMERS = Reference("transformers 5.23", "huggingface/transformers src/transformers/models")
+ACCELERATE = Reference("accelerate 1.15.0", "huggingface/accelerate src/accelerate")
 TRANSFORMERS_CACHE = Reference(
     "transformers 5.23 caches", "huggingface/transformers src/transformers/cache_utils.py"
 )

@@ -45,7 +45,7 @@ NAMES = [
 
 PLAN_FLAGS = [
     "--attention", "--attn-dp", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-dense", "--dp-lm-head", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
-    "--engine-version", "--ep", "--etp", "--expert-dispatch", "--expandable-segments", "--global-batch", "--gradient-sync", "--gpu-layers", "--host-experts", "--tensor-split", "--split-mode", "--main-gpu", "--mla-mode", "--attn-max-batch", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
+    "--end-stages", "--engine-version", "--ep", "--etp", "--expert-dispatch", "--expandable-segments", "--global-batch", "--gradient-sync", "--gpu-layers", "--host-experts", "--tensor-split", "--split-mode", "--main-gpu", "--mla-mode", "--attn-max-batch", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
     "--lora-dtype", "--lora-targets", "--loss", "--max-batched-tokens", "--max-cpu-loras", "--max-loras", "--fully-sharded-loras", "--no-fully-sharded-loras", "--max-model-len", "--memory-fraction", "--microbatch", "--moe-balanced", "--moe-capacity-factor", "--moe-dispatch", "--moe-pad-to-capacity", "--no-compile",
     "--no-cuda-graphs", "--no-dp-dense", "--no-dp-lm-head", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
@@ -142,7 +142,7 @@ attention-data-parallel-size attention-implementation attn-dp-size attn-implemen
 batch-size bf16 block-size cache-dtype cache-type-k cache-type-v checkpoint-activations chunked-prefill-size concurrency
 context context-len context-length context-parallel-degree context-parallel-size cp-size cpu-offload cpu-offload-gb
 cross-entropy-loss-fusion ctx-size cuda-graph-max-bs cuda-graph-max-bs-decode cutoff-len data-parallel-replicate-degree
-data-parallel-shard-degree data-parallel-size deepspeed device-batch-size device-train-microbatch-size
+data-parallel-shard-degree data-parallel-size deepspeed device-batch-size device-map device-train-microbatch-size
 disable-cuda-graph distributed-optimizer dp dp-size draft-max dtype enable-activation-checkpointing enable-liger-kernel
 enforce-eager ep-size expert-model-parallel-size expert-parallel-degree expert-parallel-size expert-tensor-parallel-size
 finetuning-type flash-attention flash-attn fp16 fp8 fsdp full-finetuning global-batch-size global-train-batch-size

@@ -21,8 +21,10 @@ from memsheet.references import PIPELINE_1F1B, formula
 )
 def in_flight(schedule: Schedule | None, stages: int, stage: int, microbatches: Count) -> Count:
     """Micro-batches whose activations a stage (0 is the first) holds at its peak."""
-    if schedule is None or schedule is Schedule.GPIPE:
-        return microbatches if schedule else 1
+    if schedule is None or schedule is Schedule.NAIVE:
+        return 1
+    if schedule is Schedule.GPIPE:
+        return microbatches
     if schedule is Schedule.DUALPIPE:  # both directions together (deepseek-ai/DualPipe README)
         return minimum(microbatches, stages + 1)
     return minimum(microbatches, stages - stage)
@@ -152,13 +154,14 @@ def _cut_model(spec: ModelSpec) -> CutModel:
 
 
 Cut = tuple[tuple[int, int], tuple[bool, bool]]
-"""The first layer of a part and the one after its last, and whether it is a model's first and last part."""
+"""The first layer of a part and the one after its last, and whether it has embeddings and head."""
 
 
 def _cuts_of_stage(layers: int, plan: Plan, stage: int) -> tuple[Cut, ...]:
     stages, chunks = plan.mesh.pp, plan.mesh.vpp
+    start, end = plan.end_stages or (0, stages * chunks - 1)
     return tuple(
-        (layers_of_stage(layers, plan, stage, chunk), (part == 0, part == stages * chunks - 1))
+        (layers_of_stage(layers, plan, stage, chunk), (part == start, part == end))
         for chunk, part in enumerate(range(stage, stages * chunks, stages))
     )
 
@@ -210,7 +213,7 @@ def _merge_equal_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
 def _model_between(spec: ModelSpec, between: tuple[int, int], at_ends: tuple[bool, bool]) -> ModelSpec:
     """One part of a model: embeddings (and towers) in the first, head in the last, its layers in between.
 
-    A tied head needs its own copy of the embedding table in the last part.
+    A tied head needs its own copy of the embedding table in the last part, unless the table is there.
     """
     (first, last), (keeps, is_last), parts, offset = between, at_ends, list[Stack](), 0
     for stack in spec.stacks:
@@ -219,7 +222,7 @@ def _model_between(spec: ModelSpec, between: tuple[int, int], at_ends: tuple[boo
         offset += stack.layers
         parts.append(replace(stack, runs=runs, final_norms=stack.final_norms if ends else ()))
     head = spec.head if is_last else replace(spec.head, kind="none", weights=(), tied=False)
-    if is_last and spec.head.tied:
+    if is_last and spec.head.tied and not keeps:
         head = replace(head, weights=_tied_copy(spec.embeddings))
     return replace(
         spec,

@@ -12,7 +12,7 @@ from memsheet.arith import Count, at_least, minimum, round_up, where
 from memsheet.catalog import process_overheads
 from memsheet.plan.device import Cluster, Device
 from memsheet.plan.engine_registry import find_engine
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, Schedule
 from memsheet.plan.workload import Serving, Training
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Component, Derived, Evidence, Fitted, FromCode, Instant, Item
@@ -118,7 +118,7 @@ def outside_tensors(
     for name in engine.workspaces if engine and cluster else ():
         entry = table[f"{name}_{'large' if _major_compute_capability(cluster) >= LARGE_SINCE else 'small'}"]
         entries.append((Component.WORKSPACES, name, _overhead_range(entry), _overhead_evidence(entry)))
-    several = at_least(plan.mesh.gpus, 2)
+    several = False if plan.schedule is Schedule.NAIVE else at_least(plan.mesh.gpus, 2)
     if several is not False:
         entries.append(
             (

@@ -13,6 +13,7 @@ from memsheet.arith import Count, agreed, distinct, looked_up, minimum
 from memsheet.formulas.activations import check_modelled, run_config_of
 from memsheet.formulas.alike_rows import by_alike_rows
 from memsheet.formulas.captured_graphs import pooled_at_step, with_graphs
+from memsheet.formulas.device_map import copied_tables, returned_logits, with_raised_logits
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8_outliers import with_outliers
 from memsheet.formulas.layers_of_plan import hash_of_single
@@ -44,7 +45,7 @@ from memsheet.formulas.training_step import Step
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, depends_on_routing
+from memsheet.plan.plan import ENDS_OF_ROUTING, Plan, Schedule, depends_on_routing
 from memsheet.sheet import Component, Instant
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def _steps_of_rank(rank: Rank, plan: Plan, engine: Engine, states: ResidentState
             return found
     walks, kept = _chunk_walks_and_states(rank, plan, engine, states)
     kept = with_outliers(kept, walks, rank.model, plan)
+    kept = with_raised_logits(kept, rank.whole, plan, rank.stage, engine)
     kept = with_stage_buffers(kept, walks[0], plan, rank.stage) if engine.whole_in_pipelines else kept
     code = model_code(engine.layers)
     graphs = code.captured(code, rank.model, plan, rank.stage)
@@ -218,7 +220,7 @@ def _in_flight(steps: list[Step], plan: Plan, rank: Rank) -> Iterator[tuple[Step
     """Steps of a rank's chunks with what other micro-batches keep meanwhile, and the passes (backward or not)
     during which they do.
     """
-    if agreed(plan.mesh.pp == 1):
+    if agreed(plan.mesh.pp == 1) or plan.schedule is Schedule.NAIVE:
         yield steps[0], frozenset((False, True))
         return
     kinds = [
@@ -301,7 +303,8 @@ def _chunk_step(
         around=kept.around,
         states=merge_moment([(1, kept.states), (1, buffers)]) if buffers.held else kept.states,
         resident_gradients=kept.resident,
-        shared=tables,
+        shared=copied_tables(tables, plan, rank.stage, model.layers),
+        returned=returned_logits(rank.whole, plan, rank.stage),
         masks=found.masks,
         until_loss=found.until_loss,
         named=found.named,

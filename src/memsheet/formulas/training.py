@@ -102,6 +102,8 @@ def _loss_moments(step: Step) -> Iterator[Moment]:
     gathered.
     """
     walk, around = step.walk, step.around
+    if step.returned is not EMPTY:
+        yield [(1, step.returned)]
     if walk.head and walk.loss:
         cached = [
             (1, step.kept_masks),

@@ -28,6 +28,7 @@ class Step:
     others: BytesByPath = EMPTY  # what other micro-batches keep for their backward, in a pipeline
     until_loss: BytesByPath = EMPTY  # besides masks, and on until the loss is there
     named: BytesByPath = EMPTY  # what the training loop still names from the loss to the end of the step
+    returned: BytesByPath = EMPTY  # what the model's forward returned to this card, until the loss is there
     beside: Beside = NOTHING  # what forward names of a tower that pictures pass through
 
     @property

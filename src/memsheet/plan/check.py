@@ -56,7 +56,7 @@ RULES: dict[str, Rule] = {
     "mesh.vpp": _count_rule(high=2**10), "mesh.ep": _count_rule(), "mesh.etp": _count_rule(), "mesh.attn_dp": _count_rule(),
     "zero": _count_rule(0, 3), "reshard_after_forward": _FLAG, "sequence_parallel": _FLAG,
     "context_parallel_comm": _choice_rule("ring", "all_gather", "all_to_all"),
-    "schedule": _choice_rule("gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"), "layers_per_stage": _COUNTS,
+    "schedule": _choice_rule("gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe", "naive"), "layers_per_stage": _COUNTS, "end_stages": _COUNTS,
     "async_tp": _FLAG, "megatron_fsdp": _FLAG,
     "microbatch": _count_rule(0), "global_batch": _count_rule(0, 2**30), "seq_len": _count_rule(0, 2**26), "image_tokens": _count_rule(0, 2**26),
     "seq_len_kind": _choice_rule("exact", "maximum", "minimum"), "vocab_multiple": _count_rule(1, 2**16),
@@ -159,7 +159,7 @@ EXAMPLES = {
     "serving.max_model_len": "8192, or 8k", "seq_len": "4096, or 4k", "serving.max_batched_tokens": "8192", "serving.prompt_tokens": "1500",
     "serving.output_tokens": "500", "serving.max_sequences": "64", "serving.memory_fraction": "0.9", "serving.page_tokens": "16",
     "serving.shared_prefix_tokens": "1000", "dropout": "0.1", "adapter.rank": "16", "moe.capacity_factor": "1.25",
-    "serving.state_ratio": "0.9", "layers_per_stage": "10,11,11",
+    "serving.state_ratio": "0.9", "layers_per_stage": "10,11,11", "end_stages": "0,0",
 }  # fmt: skip
 _OF_KIND = {
     "count": "1",

@@ -50,6 +50,7 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "zero": plan.zero, "reshard_after_forward": plan.reshard_after_forward,
         "schedule": plan.schedule.value if plan.schedule else None,
         "layers_per_stage": list(plan.layers_per_stage) if plan.layers_per_stage else None,
+        **({"end_stages": list(plan.end_stages)} if plan.end_stages else {}),
         **_sequence_keys(plan.workload),
         "vocab_multiple": plan.vocab_multiple, "precision": _precision_document(plan.precision),
         "optimizer": _optimizer_document(plan.optimizer) if plan.optimizer else None,

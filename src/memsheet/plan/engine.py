@@ -208,6 +208,7 @@ class Engine:
     recompute: tuple[RecomputeMode, ...] = (RecomputeMode.NONE, RecomputeMode.FULL)
     usual_recompute: RecomputeMode = RecomputeMode.NONE  # where nobody says
     schedules: tuple[Schedule, ...] = ()
+    spreads_layers: bool = False  # one process may put layers on several cards, which work in turn
     policies: frozenset[str] = (
         frozenset()
     )  # what it may recompute besides modules: chosen operations, every so many-th layer

@@ -11,7 +11,7 @@ SHORT: dict[str, str] = {
     "dp_replicate": "mesh.dp_replicate", "dp_shard": "mesh.dp_shard", "cp": "mesh.cp", "tp": "mesh.tp", "pp": "mesh.pp", "vpp": "mesh.vpp",
     "ep": "mesh.ep", "etp": "mesh.etp", "attn_dp": "mesh.attn_dp", "zero": "zero", "reshard_after_forward": "reshard_after_forward",
     "sequence_parallel": "sequence_parallel", "context_parallel_comm": "context_parallel_comm", "gradient_sync": "gradient_sync", "schedule": "schedule",
-    "layers_per_stage": "layers_per_stage", "seq_len": "seq_len", "image_tokens": "image_tokens", "microbatch": "microbatch", "global_batch": "global_batch",
+    "layers_per_stage": "layers_per_stage", "end_stages": "end_stages", "seq_len": "seq_len", "image_tokens": "image_tokens", "microbatch": "microbatch", "global_batch": "global_batch",
     "vocab_multiple": "vocab_multiple", "precision": "precision.name", "optimizer": "optimizer.name",
     "optimizer_implementation": "optimizer.implementation", "optimizer_in_backward": "optimizer_in_backward", "secondary_shard": "secondary_shard",
     "recompute": "recompute.mode", "recompute_every": "recompute.every", "recompute_layers": "recompute.layers",

@@ -74,6 +74,7 @@ class TrainOptions(JobOptions, MeshOptions, total=False):
     gradient_sync: str | None
     schedule: str | None
     layers_per_stage: Sequence[int] | str | None
+    end_stages: Sequence[int] | str | None
     seq_len: int | str | None
     image_tokens: int | None
     microbatch: int | None

@@ -160,6 +160,7 @@ class Schedule(Enum):
     INTERLEAVED = "interleaved"
     ZERO_BUBBLE = "zero_bubble"
     DUALPIPE = "dualpipe"
+    NAIVE = "naive"  # one process, whose cards work one after another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,7 +431,13 @@ class Plan:
     fp8: Fp8 | None = None
     cuda_graphs: tuple[str, ...] = ()
     speculative: Speculative | None = None
+    end_stages: tuple[int, int] | None = None  # of embeddings and head, if others
     before_ampere: bool = False  # the card is known to have no bf16 units, and no flash kernels
+
+    @property
+    def staged(self) -> bool:
+        """Whether micro-batches wait in a pipeline for their backward: not where one process has it."""
+        return self.mesh.pp > 1 and self.schedule is not Schedule.NAIVE
 
     @property
     def task(self) -> str:

@@ -40,6 +40,7 @@ from memsheet.exchange.verdict_doubts import (
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
+from memsheet.plan.plan import Schedule
 from memsheet.plan.workload import Training
 from memsheet.questions.length_doubts import resting_states, unsaid_length
 from memsheet.questions.named_models import (
@@ -309,7 +310,7 @@ def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str
     plan, verdict = answer.plan, answer.verdict
     if verdict is None or verdict.result is not Result.DOES_NOT_FIT or plan.zero:
         return ""
-    if any(given.get(at) is not None for at in ("engine", "zero")):
+    if any(given.get(at) is not None for at in ("engine", "zero")) or plan.schedule is Schedule.NAIVE:
         return ""
     trainers = [read for read in reads.values() if read.form.name in TRAINERS]
     launchers = [

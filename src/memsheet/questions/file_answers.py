@@ -25,7 +25,7 @@ from memsheet.patterns import late_pattern
 from memsheet.plan.device import with_less_room
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Mesh
+from memsheet.plan.plan import Mesh, Schedule
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.accounted import answer_for_model
@@ -34,6 +34,7 @@ from memsheet.questions.named_models import (
     strange_draft,
 )
 from memsheet.questions.question_parts import parse_question, read_named_model
+from memsheet.questions.spread_layers import is_balanced, process_words, spreads_layers
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.sheet import STATES, Instant
 from memsheet.units import parse_bytes
@@ -99,6 +100,8 @@ def account_job(
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    if answer and spreads_layers(reads, answer) and "schedule" not in said:
+        whole, answer = _of_one_process(reads, whole, answer, ask, said)
     if answer and (share := _share_of_card(reads, answer, said)):
         whole = replace(whole, request={**whole.request, "serving.memory_fraction": share})
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
@@ -109,6 +112,27 @@ def account_job(
     more = beside_draft(strange, answer)
     refused = () if answer else _engine_refusals(ask, whole.request)
     return AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more), refused=refused)
+
+
+def _of_one_process(
+    reads: Mapping[str, Read],
+    whole: Together,
+    copies: Answer,
+    ask: Mapping[str, Any],
+    said: Mapping[str, Any],
+) -> tuple[Together, Answer]:
+    """The request of the one process that spreads the layers over all cards, and its sheet; that of a whole
+    copy on each where the map or the model is not modelled.
+    """
+    if not is_balanced(reads):
+        return whole, copies
+    alone = join_files(reads, {}, said, 1)
+    kept = {at: held for at, held in alone.request.items() if not at.startswith("mesh.")}
+    request = {**kept, "schedule": Schedule.NAIVE.value}
+    answer, _, _ = _answer_or_reasons(ask, request, said)
+    if answer is None:
+        return whole, copies
+    return replace(alone, request=request, assumed=(process_words(answer), *alone.assumed)), answer
 
 
 def _engine_refusals(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Problem, ...]:

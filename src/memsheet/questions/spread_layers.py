@@ -1,4 +1,6 @@
-"""A model that one process loads over several cards (``device_map``); its sheet is of a whole copy."""
+"""A model that one process loads over several cards (``device_map``): whether files do so, and what is known
+of its cards where the map is not modelled and the sheet is of a whole copy.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,12 @@ from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.exchange.shared.script_defaults import LAUNCHED
 from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
 from memsheet.plan.dtypes import FP32
+from memsheet.plan.plan import Schedule
 from memsheet.plan.workload import Training
 from memsheet.sheet import STATES, Component, Sheet
 
 PLACE = f"{SCRIPT}.{SPREADS}"
+BALANCED = ("auto", "balanced")
 IN_TURN = "sequential"
 """The map that fills one card after the other; all others give each an even share."""
 
@@ -23,14 +27,24 @@ def spreads_layers(reads: Mapping[str, Read], answer: Answer) -> bool:
     """
     cards = answer.cluster.count if answer.cluster else 1
     loads = any(read.values.get(PLACE) in MAPS for read in reads.values())
+    if answer.plan.schedule is Schedule.NAIVE:  # its sheet is of each card
+        return False
     started = any(read.form.name in LAUNCHED for read in reads.values())
     return loads and not started and cards > 1 and isinstance(answer.plan.workload, Training)
 
 
-def spread_words(answer: Answer) -> str:
+def is_balanced(reads: Mapping[str, Read]) -> bool:
+    """Whether the map is one that gives each card its share."""
+    return any(read.values.get(PLACE) in BALANCED for read in reads.values())
+
+
+def process_words(answer: Answer) -> str:
     cards = answer.cluster.count if answer.cluster else 1
-    told = f"one process spreads the layers over {cards} GPUs ({SPREADS})"
-    return f"{told}, and the sheet is of a whole copy on each"
+    return f"one process spreads the layers over {cards} GPUs ({SPREADS})"
+
+
+def spread_words(answer: Answer) -> str:
+    return f"{process_words(answer)}, and the sheet is of a whole copy on each"
 
 
 def even_share(answer: Answer) -> int:

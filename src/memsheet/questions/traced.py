@@ -23,7 +23,7 @@ from memsheet.plan.document import plan_document
 from memsheet.plan.engine import Runner
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Embeddings, Head, ModelSpec, Source
-from memsheet.plan.plan import Implementation, Loss, Plan
+from memsheet.plan.plan import Implementation, Loss, Plan, Schedule
 from memsheet.plan.real_step import offloads_inputs_alone, scales_loss
 from memsheet.plan.workload import Training
 from memsheet.questions.kept_traces import traced_once
@@ -127,10 +127,11 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
         "loss": (plan.loss.value, plan.loss is Loss.PLAIN or _runs_on_one_rank(plan), "is not run over several ranks or by fsdp2", "plain; memsheet train predicts it"),
         "recompute": ("stretches", not plan.recompute.stretched or _runs_on_one_rank(plan), "are not run over several ranks or by fsdp2", "recompute every layer, or one GPU with engine transformers"),
         "precision.master_weights": ("fp32", plan.precision.master_weights is None or own_copies or _runs_on_one_rank(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
-        "precision": ("fp16-autocast", plan.mesh.pp == 1 or not (isinstance(plan.workload, Training) and scales_loss(plan)), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
+        "precision": ("fp16-autocast", not plan.staged or not (isinstance(plan.workload, Training) and scales_loss(plan)), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
         "offload.activations": (True, not plan.offload.activations or _runs_on_one_rank(plan) or offloads_inputs_alone(plan), "are moved of recomputed layers over several ranks, and not in pipelines", "--recompute full, or one GPU with engine transformers"),
         "optimizer.implementation": ("torchao", plan.optimizer is None or plan.optimizer.implementation is not Implementation.TORCHAO, "keeps states inside states, which nobody records yet", "bnb; memsheet train predicts it"),
         "mesh.tp": (plan.mesh.tp, plan.mesh.tp == 1 or plan.adapter is None, "cuts no adapters: transformers' plans name the layers that peft has wrapped", "fsdp2 without tp"),
+        "schedule": ("naive", plan.schedule is not Schedule.NAIVE or not real, "is not run on real cards here", "memsheet trace runs it on fake tensors"),
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
     }  # fmt: skip
     raise_if_problems(
@@ -142,7 +143,8 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
 
 def _runs_on_one_rank(plan: Plan) -> bool:
     """Whether one rank runs it, with nothing around its layers."""
-    return engine_of(plan).runner is Runner.WHOLE_MODULE and bool(plan.mesh.gpus == 1)
+    alone = plan.schedule is Schedule.NAIVE or bool(plan.mesh.gpus == 1)
+    return engine_of(plan).runner is Runner.WHOLE_MODULE and alone
 
 
 def repeated_layer_depth(spec: ModelSpec | None) -> dict[str, int] | None:

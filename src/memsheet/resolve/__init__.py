@@ -31,9 +31,11 @@ from memsheet.plan.plan import (
     Loss,
     Offload,
     Plan,
+    Schedule,
 )
 from memsheet.plan.workload import KvCache, Serving
 from memsheet.resolve.cache import kv_dtype_of
+from memsheet.resolve.device_map import with_device_map
 from memsheet.resolve.lora import served_adapters_of
 from memsheet.resolve.mesh import mesh_of, mesh_product, resharding_of, zero_stage_of
 from memsheet.resolve.options import optional_plan_fields
@@ -176,6 +178,7 @@ def _resolve_for_engine(
         if request.get("speculative.method") is not None
         else None,
     )
+    plan = with_device_map(gaps, plan, model, cluster.device.framework_bytes if cluster else None)
     if task == "infer" and model is not None and model.recording is not None:
         check_recorded_serving(gaps, plan, engine, model)
     tell_dequantized(gaps, model, engine, plan)
@@ -287,7 +290,8 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     """What a question is usually run by where nobody names an engine."""
     task = request.get("task") or "train"
     several = (cluster.count if cluster else mesh_product(request)) > 1
-    sharded = task == "train" and several and request.get("zero") != 0
+    alone = request.get("zero") == 0 or request.get("schedule") == Schedule.NAIVE.value
+    sharded = task == "train" and several and not alone
     paged = task == "infer" and serves_in_pages(model)
     default = SHARDED if sharded else PAGED_SERVER if several and paged else ONE_GPU
     if task == "infer" and model is not None and model.in_gguf:

@@ -15,6 +15,7 @@ from memsheet.plan.layers import has_experts
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Moe
 from memsheet.plan.plan import Mesh
 from memsheet.resolve.attention import MESH, attention_groups, check_groups
+from memsheet.resolve.pipeline import spreads_layers
 from memsheet.resolve.serving import experts_split
 
 with late_functions(__name__):
@@ -66,6 +67,7 @@ def mesh_of(
     given = {axis: gaps.request.get(f"mesh.{axis}") for axis in MESH}
     degrees = {axis: value or 1 for axis, value in given.items()}
     product = mesh_product(gaps.request)
+    spread = spreads_layers(gaps, engine, task)
     if gpus is not None and gpus % product:
         gaps.wrong(
             "gpus",
@@ -75,7 +77,7 @@ def mesh_of(
         )
     elif gpus is not None and gpus != product:
         rest = (
-            ("dp_shard" if zero else "dp_replicate")
+            ("pp" if spread else "dp_shard" if zero else "dp_replicate")
             if task == "train"
             else "tp"
             if "tp" in engine.serving_axes
@@ -98,6 +100,7 @@ def mesh_of(
         if model is not None
         else (*engine.axes, *engine.bare_axes)
     )
+    axes = ("pp",) if spread else axes
     for axis, degree in degrees.items():
         if axis == "etp" and engine.experts_whole:
             degrees["etp"] = experts_split(gaps, degrees, engine.name)

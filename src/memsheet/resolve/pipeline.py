@@ -15,6 +15,11 @@ def _even_stages(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(layers // stages + (at < layers % stages) for at in range(stages))
 
 
+def spreads_layers(gaps: RequestResolver, engine: Engine, task: str) -> bool:
+    """Whether one process has all cards, which run their layers one after another."""
+    return engine.spreads_layers and task == "train" and gaps.request.get("schedule") == Schedule.NAIVE.value
+
+
 def usual_loss(gaps: RequestResolver, engine: Engine, mesh: Mesh) -> Loss:
     return engine.usual_loss(mesh.tp, gaps.request.get("engine_version")) if engine.usual_loss else Loss.PLAIN
 
@@ -24,6 +29,8 @@ def layers_per_stage_of(
 ) -> tuple[int, ...] | None:
     given, stages = gaps.request.get("layers_per_stage"), mesh.pp * mesh.vpp
     layers = model.layers if model else None
+    if given is None and spreads_layers(gaps, engine, gaps.request.get("task") or "train"):
+        return None
     if engine.dealt is not None and layers is not None:
         dealt = engine.dealt(layers, stages, gaps.request)
         if dealt is not None and given is not None and tuple(given) != dealt:
@@ -56,6 +63,17 @@ def layers_per_stage_of(
 
 def schedule_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) -> Schedule | None:
     given = gaps.request.get("schedule")
+    if spreads_layers(gaps, engine, task):
+        gaps.assumed += [] if mesh.pp > 1 else ["schedule = naive (changes nothing on one card)"]
+        return Schedule.NAIVE if mesh.pp > 1 else None
+    if given == Schedule.NAIVE.value and task == "train":
+        gaps.wrong(
+            "schedule",
+            given,
+            f"puts no layers on cards of one process under {engine.name}",
+            "engine transformers",
+        )
+        return None
     if mesh.pp == 1 and task == "train" and given is not None:
         gaps.wrong(
             "schedule", given, "orders the stages of a pipeline, and there is one stage", "leave it out"
@@ -71,11 +89,12 @@ def global_batch_of(gaps: RequestResolver, engine: Engine, mesh: Mesh) -> int | 
     """
     batch, micro = gaps.request.get("global_batch"), gaps.request.get("microbatch") or 1
     ranks = mesh.dp_replicate * mesh.dp_shard
-    if not batch and mesh.pp > 1:  # fewer micro-batches than stages would keep less, and leave stages idle
+    stages = 1 if spreads_layers(gaps, engine, "train") else mesh.pp
+    if not batch and stages > 1:  # fewer micro-batches than stages would keep less, and leave stages idle
         batch = micro * ranks * mesh.pp
         gaps.assumed.append(f"global_batch = {batch} (a micro-batch for each of {mesh.pp} stages)")
     if batch and batch % (micro * ranks):
-        if not engine.takes_remainder or mesh.pp > 1 or batch % ranks:
+        if not engine.takes_remainder or stages > 1 or batch % ranks:
             gaps.wrong(
                 "global_batch",
                 batch,

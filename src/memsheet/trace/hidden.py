@@ -18,6 +18,8 @@ def watch_kernels(recorder: Recorder, capability: tuple[int, int]) -> None:
     kept: set[Any] = set()
 
     def after(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        if not recorder.is_on_card((outputs, args)):
+            return
         found = cublas_workspace(func, args, capability)
         # forward and backward run on threads of their own, each with a handle of its own (CUDAContextLight,
         # CublasHandlePool.cpp)

@@ -17,6 +17,7 @@ from memsheet.frozen import dataclass
 from memsheet.plan.plan import GradientSync, Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.data import microbatch_stream
+from memsheet.run.device_map import apply_device_map
 from memsheet.run.loss import apply_loss
 from memsheet.run.model import build_config, build_model, initialize_model_weights, without_layers
 from memsheet.run.optimizer import build_optimizer
@@ -66,6 +67,7 @@ class How:
     text: bytes | None = None
     values: int = 0
     capability: tuple[int, int] = (9, 0)
+    card: int | None = None
 
 
 @contextmanager
@@ -79,7 +81,7 @@ def recording_context(how: How) -> Iterator[Recorder]:
             stack.enter_context(register_cuda_kernels())
             stack.enter_context(apply_patches((*FAKE, *UNPADDED)))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        recorder = Recorder(how.device)
+        recorder = Recorder(how.device, card=how.card)
         if how.fake:
             mode = CachedFakeMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
             stack.enter_context(mode)
@@ -145,7 +147,7 @@ def _record_shallow_model(config: Mapping[str, Any], plan: Plan, how: How, depth
             with _disable_current_modes():  # values alone: no step is recorded yet
                 initialize_model_weights(model)
         apply_loss(model, plan)
-        model = apply_adapter(apply_quantization(model, plan), plan)
+        model = apply_adapter(apply_device_map(apply_quantization(model, plan), plan), plan)
         apply_recompute(model, plan)
         if how.fake and how.device == "cuda":  # a processor's is compared with what it really does
             recorder.leave_out_released()

@@ -92,12 +92,13 @@ class Recorder(TorchDispatchMode):
         self,
         device: str,
         *,
+        card: int | None = None,
         where: Callable[[], str] = str,
         stream: Callable[[], int] = int,
         line: Callable[[FrameType], str] | None = None,
     ) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.card = device, card
         self.where, self.stream, self.line = where, stream, line
         self.rows: list[Row] = []
         self.events: list[int] = []
@@ -205,10 +206,22 @@ class Recorder(TorchDispatchMode):
         if not isinstance(tensor, torch.Tensor):
             return
         local = _backing_tensor(tensor)
-        if local.device.type == self.device:
+        if self._is_watched(local.device):
             storage = local.untyped_storage()
             if storage._cdata not in self._at and storage.nbytes():
                 self._begin(storage, op)
+
+    def is_on_card(self, held: Any) -> bool:
+        """Whether the first tensor of what an operation made or was handed lies on the card that is watched,
+        where one of several is.
+        """
+        if self.card is None:
+            return True
+        first = next((one for one in tree_iter(held) if isinstance(one, torch.Tensor)), None)
+        return first is None or self._is_watched(_backing_tensor(first).device)
+
+    def _is_watched(self, device: torch.device) -> bool:
+        return device.type == self.device and (self.card is None or (device.index or 0) == self.card)
 
     def _begin(self, storage: torch.UntypedStorage, op: str) -> None:
         address, number = storage._cdata, self._open(storage.nbytes(), op)

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from memsheet.errors import input_error
 from memsheet.frozen import replace
 from memsheet.plan.engine import Runner
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, Schedule
 from memsheet.plan.workload import Serving, Training
 from memsheet.resolve import resolve_document
 from memsheet.run.adapters import STAND_IN as QUANTIZED
@@ -97,6 +98,10 @@ def _trace_requested_rank(request: Mapping[str, Any], plan: Plan, how: How, rank
         from memsheet.trace.serving_job import trace_serving
 
         return trace_serving(request["config"], plan, how, request.get("cache"))
+    if plan.schedule is Schedule.NAIVE and how.device != "cuda":
+        raise input_error("schedule", "naive", "puts layers on several cards, and a processor is one device")
+    if plan.schedule is Schedule.NAIVE:  # one process, of which one card is watched
+        return trace_training(request["config"], plan, replace(how, card=rank))
     depth = Depth(**request["depth"]) if request["depth"] else None
     if (
         plan.mesh.gpus > 1 or engine_of(plan).runner is Runner.SHARDED_UNITS

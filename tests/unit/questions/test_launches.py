@@ -116,7 +116,7 @@ def test_servers_are_launches_too(tree: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("placed", "sure"), [('device_map="auto", ', False), ('device_map={"": 0}, ', True), ("", True)]
+    ("placed", "sure"), [('device_map="sequential", ', False), ('device_map={"": 0}, ', True), ("", True)]
 )
 def test_layers_that_one_process_spreads_are_no_copies(placed: str, sure: bool, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(

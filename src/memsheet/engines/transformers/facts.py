@@ -119,6 +119,7 @@ ENGINE = Engine(
     splits_experts_over_tp=True,
     runner=Runner.WHOLE_MODULE,
     searched=3,
+    spreads_layers=True,
     prefill_unknown=True,
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),

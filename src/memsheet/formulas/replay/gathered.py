@@ -11,7 +11,11 @@ from memsheet.arith import Count
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run
 from memsheet.formulas.replay.script import GATHERS, REDUCES, Played, Recorded, Sized, Stop, play_backward
-from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping, loss_reduces_table
+from memsheet.formulas.sharding.per_parameter_shards import (
+    fsdp_wrapping,
+    gathers_before_loss,
+    loss_reduces_table,
+)
 from memsheet.formulas.sharding.per_parameter_sizes import (
     dim0_gathered,
     dim0_shard,
@@ -282,6 +286,10 @@ class GatheredUnits(Run):
     def enter_backward(self, number: int) -> None:
         self.gather(self.placed[number])
         self.copy_out(self.placed[number], defers=False)
+
+    def enter_loss(self) -> None:
+        if gathers_before_loss(self.walk, self.plan):
+            self.prefetch(LAST)
 
     def prefetch(self, number: int) -> None:
         ahead = len(self.layers) - 1 if number == LAST else number - 1

@@ -82,7 +82,8 @@ class Told:
     cosines and sines, which forward makes and layers save, if ``keeps_tables``; ``reduces_last``: of a step's
     micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has;
     ``rooted``: of these, what is gathered with the whole model where layers are gathered one by one;
-    ``head_elements``: of the block that Adam-mini takes for a head.
+    ``head_elements``: of the block that Adam-mini takes for a head; ``copies``: bytes of tables that each
+    layer has to itself; ``returned``: that the model's forward returned from another card.
     """
 
     beside: int = 0
@@ -106,6 +107,8 @@ class Told:
     idle: tuple[Held, ...] = ()
     rooted: tuple[Held, ...] = ()
     head_elements: int = 0
+    copies: tuple[int, ...] = ()
+    returned: int = 0
 
 
 def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int], T]) -> list[T]:
@@ -153,7 +156,7 @@ class Run:
         optimizer = plan.optimizer
         return (
             optimizer is not None
-            and (plan.mesh.pp > 1) is cls.stages
+            and plan.staged is cls.stages
             and (cls.steps_early or not plan.optimizer_in_backward)
             and (cls.stretches_layers or not plan.recompute.stretched)
             and plan.precision.master_weights is None
@@ -203,6 +206,9 @@ class Run:
 
     def leave_forward(self) -> None:
         """When the model's forward is over."""
+
+    def enter_loss(self) -> None:
+        """Before the loss's backward."""
 
     def enter_backward(self, number: int) -> None:
         """Before a part's backward."""
@@ -265,12 +271,25 @@ class Run:
 
     def _micro_batch(self) -> None:
         tokens = int(INT64.nbytes(self.plan.training.microbatch * self.plan.training.seq_len))
-        inputs = [self.script.take(tokens), self.script.take(tokens)]
+        inputs = self.script.take_all([tokens] * (2 * self.has_inputs))
         played, loss = self.forward()
         start = len(self.script.events)
         self.backward(played, loss)
         self.backward_events = (start, len(self.script.events))
         self.script.give(inputs)
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether token ids and labels are on the device."""
+        return True
+
+    def receive_input(self) -> int | None:
+        """What the first layer is handed where embeddings are elsewhere, unless it lies there already."""
+        return None
+
+    def receive_gradient(self) -> int | None:
+        """What comes back to the last layer where the loss is elsewhere, likewise."""
+        return None
 
     def send_output(self, output: int) -> None:
         """What goes to the stage behind is let go of (Megatron's deallocate_pipeline_outputs)."""
@@ -283,7 +302,7 @@ class Run:
 
     def forward(self, chunk: int = 0) -> tuple[list[Played], Played | None]:
         script, walk, played = self.script, self.walk, list[Played]()
-        x: int | None = None
+        x = self.receive_input() if chunk == 0 and not walk.embeddings else None
         if walk.embeddings and chunk == 0:
             self.enter(walk.embeddings, FIRST)
             done, x = play_forward(script, self.part(walk.embeddings.part), None, lingers=True)
@@ -330,8 +349,9 @@ class Run:
         return played, loss
 
     def backward(self, played: list[Played], loss: Played | None, chunk: int = 0) -> None:
-        script, g = self.script, None
+        script, g = self.script, self.receive_gradient() if loss is None else None
         if loss is not None:
+            self.enter_loss()
             made, g = self.part_backward(loss, None)
             self.prefetch(LAST)
             workspace = self.told.workspace if self.multiplied < THREADS else 0
@@ -343,7 +363,9 @@ class Run:
             self.prefetch(number)
             if self.stretches:
                 self._run_stretch_again(played, number)
-            made, g = self.part_backward(played.pop(), g)
+            workspace = self.told.workspace if loss is None and self.multiplied < THREADS else 0
+            made, g = self.part_backward(played.pop(), g, workspace)
+            self.multiplied = max(self.multiplied, THREADS if workspace else 0)
             self.take_gradients(number, made)
         if played:
             self.enter_backward(FIRST)

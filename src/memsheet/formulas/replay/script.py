@@ -455,12 +455,18 @@ def play_backward(
     way, in order.
     """
     sized, tape = played.part.own, played.part.own.tape
+    back, done, ahead = sized.handed_back, 0, dict[int, int]()
+    if gradient is not None and played.part.light and not workspace and not stops:
+        done = _ahead_of_recompute(tape)
+    if gradient is not None and done:
+        ahead[_arriving_gradient(sized, script.sizes[gradient])] = gradient
+        _play_log(script, Pass.BACKWARD, sized, ahead, back, adds=adds, stop=done)
     held = _run_again(script, played) if played.part.light else played.held
-    if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
+    held |= ahead
+    if gradient is not None and not done and tape.backward and tape.backward[0][0] is Event.ALLOC:
         held[_arriving_gradient(sized, script.sizes[gradient])] = gradient
-    elif gradient is not None:
+    elif gradient is not None and not done:
         script.give((gradient,))  # nothing of it trains
-    back, done = sized.handed_back, 0
     if workspace:
         first = (
             at for at, (event, i) in enumerate(tape.backward, 1) if event is Event.ALLOC and i not in held
@@ -475,6 +481,21 @@ def play_backward(
     left = [held.pop(index) for _, index in sized.arrivals if index in held]
     script.give([*held.values(), *played.masks])
     return left, returned
+
+
+def _ahead_of_recompute(tape: Tape) -> int:
+    """Events of a backward that pass before it first reads something saved, which is when the forward runs
+    again; 0 where no gradient but the one that arrives is there by then.
+    """
+    alive = set[int]()
+    for at, (event, index) in enumerate(tape.backward, 1):
+        if event is Event.ALLOC:
+            alive.add(index)
+        elif event is Event.FREE:
+            alive.discard(index)
+        if at > 1 and alive == tape.waiting:
+            return at
+    return 0
 
 
 def _arriving_gradient(sized: Sized, size: int) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memsheet.arith import Count
 from memsheet.formulas.activations import run_config_of
+from memsheet.formulas.device_map import TABLES, has_tables, returned_logits
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import layers_of_stage, stage_model
@@ -26,7 +27,7 @@ from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, Schedule
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
 
 with late_functions(__name__):
@@ -163,18 +164,23 @@ def _equal_steps_reserved(
     loaded, stepped = _tensor_bytes(items, Instant.LOAD), _tensor_bytes(items, Instant.OPTIMIZER_STEP)
     buffers = Buffers(*(_component_bytes(items, component) for component in STATES))
     buffered = not engine.sharding.leaves_tensors
-    tables = [
-        int(size)
-        for (component, _), size in code.shared(model, plan, shape, how).held.items()
-        if component is not Component.BUFFERS
-    ]
-    one_by_one = engine.sharding.leaves_tensors and plan.mesh.pp == 1
+    apart = plan.schedule is Schedule.NAIVE and not has_tables(plan, stage)
+    shared = {
+        key: int(size)
+        for key, size in code.shared(model, plan, shape, how).held.items()
+        if key[0] is not Component.BUFFERS
+    }
+    copies = [shared.pop(TABLES)] if apart and TABLES in shared else []
+    tables = [*shared.values()]
+    one_by_one = engine.sharding.leaves_tensors and not plan.staged
     keeps_masks = code.keeps_masks(model, plan)
     beside = loaded - sum(buffers) if buffered else _component_bytes(items, Component.BUFFERS)
     told = Told(
         workspace=int(workspaces.value) // THREADS,
         beside=beside + (0 if one_by_one else sum(tables)),
-        tables=tuple(part for size in tables for part in (size // 2, size - size // 2)) if one_by_one else (),
+        tables=_cosines_and_sines(tables) if one_by_one else (),
+        copies=_cosines_and_sines(copies),
+        returned=int(returned_logits(whole, plan, stage).total),
         keeps_tables=keeps_masks or not plan.offload.activations,
         buffers=buffers if buffered else None,
         named=int(code.named(model, plan, shape, how).total),
@@ -203,13 +209,17 @@ def _equal_steps_reserved(
     return replace(found, bytes=Bytes(*(int(end) - int(workspaces.value) for end in ends)))
 
 
+def _cosines_and_sines(tables: Iterable[int]) -> tuple[int, ...]:
+    return tuple(part for size in tables for part in (size // 2, size - size // 2))
+
+
 def _parameters_beside(
     model: ModelSpec, plan: Plan, walk: StageLayers
 ) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
     """Parameters that no part of a step has, as those of a tower that no picture passes through; and of these
     the ones that lie in no unit of their own where layers are gathered one by one.
     """
-    if not model.extras and not model.towers:
+    if not model.extras and not model.towers and plan.schedule is not Schedule.NAIVE:
         return (), ()
     groups = [*(group for run in walk.layers for group in run.pattern), walk.embeddings, walk.head]
     known = {fold_path_indices(h.path) for group in groups if group for h in group.parameters}

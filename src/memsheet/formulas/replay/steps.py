@@ -21,7 +21,7 @@ from memsheet.sheet import Bytes, Derived
 
 RUNS: Mapping[Sharding, tuple[str, ...]] = {
     Sharding.PER_PARAMETER_SHARDS: ("gathered", "staged"),
-    Sharding.REPLICATED: ("whole",),
+    Sharding.REPLICATED: ("spread", "whole"),
     Sharding.DISTRIBUTED_OPTIMIZER: ("buffers",),
     Sharding.PARTITIONED: ("partitioned", "fetched"),
     Sharding.FLAT_SHARDS: ("flat",),

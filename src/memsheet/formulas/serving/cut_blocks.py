@@ -9,13 +9,13 @@ from math import gcd, isqrt
 
 from memsheet.arith import Count
 from memsheet.errors import InputError, Problem
-from memsheet.formulas.states.held import parameter_storage_dtype
 from memsheet.formulas.states.held_shapes import held_shape
 from memsheet.formulas.states.params import parameter_tensors
 from memsheet.frozen import dataclass
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import ModelSpec, Role, Weight
 from memsheet.plan.plan import Mesh, Plan
+from memsheet.plan.stored_dtypes import parameter_storage_dtype
 
 MERGED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections that both servers join, each of which keeps blocks of its own."""

@@ -38,7 +38,7 @@ from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Implementation, OptimizerName, Plan
+from memsheet.plan.plan import Implementation, OptimizerName, Plan, Schedule
 from memsheet.plan.torch_versions import gradients_stay, old_torch_note
 from memsheet.sheet import Component
 
@@ -82,6 +82,10 @@ def _tensor_state(
         kept = _with_idle(how, kept, model, plan)
     if how.offloaded is not None and (plan.offload.parameters or plan.offload.optimizer):
         kept = how.offloaded(kept, plan, stage, parameters)
+    if (
+        plan.schedule is Schedule.NAIVE and not model.embeddings.weights
+    ):  # inputs are where they are looked up
+        return kept
     return with_added_states(kept, microbatch_inputs(model, plan))
 
 

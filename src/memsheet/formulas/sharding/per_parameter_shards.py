@@ -186,14 +186,19 @@ def _fsdp_groups(plan: Plan, walk: StageLayers) -> Groups:
         last=walk.layers[-1].pattern[-1] if stays else None,
         rest=_root_group(walk.embeddings, walk.rest),
         reduced_rest=_root_group(walk.embeddings, reduced_rest(walk)),
-        returns_first=walk.layers[-1].pattern[-1]
-        if walk.tied and HEAD in walk.idle_ends and walk.layers and plan.reshard_after_forward
-        else None,
+        returns_first=walk.layers[-1].pattern[-1] if gathers_before_loss(walk, plan) else None,
         comes_back=walk.embeddings if EMBEDDINGS in walk.idle_ends and not plan.adapter else None,
         loss_reduced=loss_reduces_table(plan, walk),
         reduces_last=reduces_surely_last(plan, engine_of(plan)),
         gathers_pieces=wrapped.loss_outside and plan.loss is Loss.CHUNKED and not wrapped.loss_reduces,
     )
+
+
+def gathers_before_loss(walk: StageLayers, plan: Plan) -> bool:
+    """Whether the last layer is gathered again before the loss is backward: the head's unit, of which no
+    module ran, is done when the model is (torch 2.13 _fsdp_state.py, _force_complete_incomplete_states).
+    """
+    return walk.tied and HEAD in walk.idle_ends and bool(walk.layers) and plan.reshard_after_forward
 
 
 def loss_reduces_table(plan: Plan, walk: StageLayers) -> bool:

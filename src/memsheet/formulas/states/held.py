@@ -4,9 +4,7 @@ dtypes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
@@ -15,21 +13,17 @@ from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import (
-    BF16,
-    FP4_BNB,
-    FP4_BNB_DOUBLE,
     FP32,
     INT8,
     INT8_ADAM,
     INT64,
-    NF4,
-    NF4_SINGLE,
     DType,
     dtype_named,
 )
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Graded, LatentAttention, ModelSpec, Role, Weight
-from memsheet.plan.plan import Adapter, AdapterKind, Mesh, Plan, Quantization
+from memsheet.plan.plan import Adapter, AdapterKind, Mesh, Plan
+from memsheet.plan.stored_dtypes import OF_LINEAR_LAYERS, parameter_storage_dtype
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
 
@@ -213,64 +207,6 @@ def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) 
         yield Held(f"{module}.ranknum", (1,), dtype, True, Role.LINEAR, times)
     if kind is AdapterKind.DORA:
         yield Held(f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times)
-
-
-def parameter_storage_dtype(path: str, weight: Weight, plan: Plan) -> DType:
-    """The dtype a parameter is kept in: quantized where the plan quantizes it, else the plan's."""
-    if plan.quantization and is_quantized(path, weight, plan.quantization):
-        return plan.quantization.weights
-    fixed = dtype_named(weight.dtype) if weight.dtype else None
-    return fixed or _kept_in(weight, plan.precision.parameters)
-
-
-def _kept_in(weight: Weight, dtype: DType) -> DType:
-    """Eight-bit parameters are matrices of layers; what else there is stays in bf16."""
-    matrix = weight.role in (Role.LINEAR, Role.EXPERT) and len(weight.shape) > 1
-    return dtype if matrix or dtype.bits >= BF16.bits else BF16
-
-
-OF_LINEAR_LAYERS = (NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE, INT8)
-"""What bitsandbytes makes of torch.nn.Linear alone: experts that are one parameter stay as they are
-(transformers 5.23 integrations/bitsandbytes.py:189).
-"""
-
-
-def is_quantized(path: str, weight: Weight, how: Quantization) -> bool:
-    """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not
-    skipped.
-    """
-    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
-        return False
-    stacked = weight.role is Role.EXPERT and not path.endswith(".weight")
-    if stacked and how.weights in OF_LINEAR_LAYERS and not how.experts:
-        return False
-    return not any(_is_named(path, name) for name in how.skip)
-
-
-PATTERN, ANY_LAYER = "re:", "999"
-"""How compressed-tensors marks a pattern among the modules that it leaves (utils/match.py), and a layer that
-no pattern of one layer means.
-"""
-
-LONGEST_PATTERN, NESTED = 200, re.compile(r"[+*}]\)[+*{]")
-
-
-def _is_named(path: str, name: str) -> bool:
-    """Whether a module that a checkpoint leaves whole, or a pattern of them, holds a tensor."""
-    if not name.startswith(PATTERN):
-        return path.startswith(name) or f".{name}." in f".{path}"
-    return _pattern_fits(name.removeprefix(PATTERN), path)
-
-
-@lru_cache(maxsize=65536)
-def _pattern_fits(pattern: str, path: str) -> bool:
-    if len(pattern) > LONGEST_PATTERN or NESTED.search(pattern):
-        return True  # a stranger's, that might never end: what it may mean is counted whole
-    module = module_of(path) if path.endswith((".weight", ".bias")) else path
-    try:
-        return re.match(pattern, module.replace("*", ANY_LAYER)) is not None
-    except re.error:
-        return True
 
 
 def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.formulas.states.held import is_quantized, module_of
+from memsheet.formulas.states.held import module_of
 from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.plan.stored_dtypes import is_quantized
 from memsheet.sheet import NOTHING, Bytes, Item, Sheet
 
 LATENT_PROJECTIONS = ("fc1_latent_proj", "fc2_latent_proj")

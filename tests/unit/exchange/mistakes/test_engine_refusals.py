@@ -11,6 +11,7 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.cli import main
+from memsheet.plan.plan import Schedule
 from memsheet.report.shared.checked import Checked
 from memsheet.report.shared.exit_codes import checked_exit_code
 
@@ -170,8 +171,12 @@ def test_what_one_process_spreads_is_no_whole_copy_on_each(tmp_path: Path) -> No
     states = 14_768_307_200 * 2
     assert whole.value - mine.value > states // 4
     assert mine.value > states // 2
-    assert spread.result is Result.UNCERTAIN
-    assert "one process spreads the layers" in spread.doubt
+    assert spread.answer.plan.schedule is Schedule.NAIVE
+    assert len(spread.answer.sheets) == 2
+    assert any("one process spreads the layers" in words for words in spread.assumed)
+    in_turn = needs(', device_map="sequential"')  # a map that is not modelled
+    assert in_turn.result is Result.UNCERTAIN
+    assert "one process spreads the layers" in in_turn.doubt
 
 
 @pytest.mark.parametrize(("card", "code"), [("T4", 10), ("L4", 0)])
