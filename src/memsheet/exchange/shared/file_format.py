@@ -68,6 +68,17 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What a program took before its release ``since`` where its files say nothing: keys of the request, and
+    why, in words.
+    """
+
+    since: tuple[int, int]
+    changes: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One place of a file. ``says``: the plan's key that stands there, as it is or by ``names`` (the plan's
     value → the file's).
@@ -202,6 +213,9 @@ class Format:
     )
     moves: Callable[[Values, Values], Iterable[Moved]] | None = (
         None  # bytes that known keys add to or take from the sheet
+    )
+    earlier: Callable[[Values], Iterable[Earlier]] = (
+        lambda _: ()  # what earlier releases of the program took where the file says nothing
     )
     notes: tuple[str, ...] = ()  # what whoever opens a written file must know
     taken: Callable[[str], tuple[str, ...]] | None = (
