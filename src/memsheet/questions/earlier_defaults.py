@@ -38,7 +38,9 @@ class EarlierWord(NamedTuple):
 
 EARLIER = (
     EarlierWord("loss_type", (1, 7), "loss", "chunked", "plain", "makes the logits of all tokens at once"),
-    EarlierWord("gradient_checkpointing", (0, 22), "recompute.mode", "full", "none", "computes no layer again"),
+    EarlierWord(
+        "gradient_checkpointing", (0, 22), "recompute.mode", "full", "none", "computes no layer again"
+    ),
 )
 """huggingface/trl trl/trainer/sft_config.py at v1.6.0 and v1.7.0 (loss_type), at v0.21.0 and v0.22.0
 (gradient_checkpointing, which is every method's).

@@ -18,6 +18,7 @@ with late_functions(__name__):
     from memsheet.exchange.servers.batch_tasks import batch_servers, task_servers
     from memsheet.exchange.servers.chart_values import values_servers
     from memsheet.exchange.servers.command_templates import template_servers
+    from memsheet.exchange.servers.command_texts import text_servers
     from memsheet.exchange.servers.disaggregated import disaggregated_servers
     from memsheet.exchange.servers.dynamo import graph_servers
     from memsheet.exchange.servers.engine_harnesses import harness_servers
@@ -66,6 +67,7 @@ KINDS = (
     Kind(target_servers, names=("makefile", ".mk", "justfile", ".just", ".ps1")),
     Kind(task_servers, ("run:",)),
     Kind(batch_servers, ("#sbatch",)),
+    Kind(text_servers, ("vllm", "sglang", "llama-server", "text-generation", "trtllm-serve", "lmdeploy"), (".yaml", ".yml", ".json")),
     Kind(swift_servers, ("swift",)),
     Kind(harness_servers, ("bench", "lm_eval", "lm-eval", "lighteval")),
 )  # fmt: skip
