@@ -58,10 +58,9 @@ def test_a_command_that_is_told_in_prose_is_no_server_of_its_own(text: str) -> N
     assert servers_in_text("values.yaml", text, parse_yaml) == ()
 
 
-def test_a_file_that_trains_is_read_as_its_training() -> None:
+def test_a_file_that_trains_starts_no_server_by_its_values() -> None:
     text = (
-        "model: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 2\nmax_length: 1024\n"
+        "model: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 2\n"
         "server: vllm serve Qwen/Qwen2.5-7B --max-model-len 4096\n"
     )
-    (read,) = recognise_files({"job.yaml": text}, ())[0].values()
-    assert read.request.get("microbatch") == 2
+    assert servers_in_text("job.yaml", text, parse_yaml) == ()
