@@ -18,6 +18,7 @@ from memsheet.questions.files_on_disk import (
     large_scripts,
     read_texts_and_plan,
     started_scripts,
+    text_beside,
     with_called_scripts,
     with_inherited_trees,
     with_settings_beside,
@@ -59,8 +60,9 @@ def read_job_files(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
-    texts = with_pod_commands({name: as_run(text) for name, text in texts.items()} if as_run else texts)
     folders = folders_of_job(files, root)
+    as_text = {name: as_run(text) for name, text in texts.items()} if as_run else texts
+    texts = with_pod_commands(as_text, lambda script: text_beside(script, folders))
     texts, put_in = with_variables_beside(files, texts, folders)
     texts, stood_on = with_inherited_trees(files, texts, folders)
     put_in |= stood_on

@@ -199,3 +199,32 @@ spec:
   - name: others
     template: {{spec: *spec}}
 """
+
+
+@pytest.mark.parametrize(
+    ("start", "lies"),
+    [
+        ("/workspace/scripts/go.sh", "scripts/go.sh"),
+        ("/app/go.sh", "go.sh"),
+        ("/opt/project/scripts/go.sh", "scripts/go.sh"),
+    ],
+)
+@pytest.mark.parametrize("run", ["torchrun --nproc_per_node 2 -m " + SFT, "vllm serve Qwen/Qwen2.5-0.5B --max-model-len 1024"])  # fmt: skip
+def test_a_script_of_an_images_folder_is_the_one_that_lies_beside(
+    run: str, start: str, lies: str, tmp_path: Path
+) -> None:
+    """The image has the repository in a folder of its own: what the container starts is read of it."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "k8s").mkdir()
+    (tmp_path / lies).parent.mkdir(exist_ok=True)
+    (tmp_path / lies).write_text(f"#!/bin/bash\n{run}\n")
+    (tmp_path / "k8s" / "job.yaml").write_text(_job(["/bin/bash", start], 2))
+    found = memsheet.check(tmp_path / "k8s" / "job.yaml", gpus="2xH100-80GB")
+    assert found.answer is not None, found.why_not
+    assert found.answer.model.name == "qwen2.5-0.5b"
+
+
+def test_a_script_that_lies_nowhere_leaves_the_object_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(_job(["/bin/bash", "/workspace/scripts/go.sh"], 2))
+    with pytest.raises(InputError, match="the script that its container runs"):
+        memsheet.check(tmp_path / "job.yaml", gpus="2xH100-80GB")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.launched_script import script_launches
@@ -17,6 +17,8 @@ from memsheet.exchange.shared.serve_pods import (
     starts_a_server,
     tree_of,
 )
+from memsheet.exchange.shared.shell_text import named_programs
+from memsheet.exchange.shared.started_scripts import with_started_scripts
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
 
@@ -34,9 +36,15 @@ LAUNCHER = late_pattern(
 UNCOUNTED_MPI = late_pattern(r"\bmpirun\b(?!.*\s--?np?\s)")
 
 
-def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> str | None:
+def pod_training(
+    name: str,
+    text: str,
+    parse: Callable[[str, str], Any],
+    text_of: Callable[[str], str | None] = lambda _: None,
+) -> str | None:
     """The script of the first training that an object of Kubernetes or a task of SkyPilot starts; None of any
-    other text.
+    other text. ``text_of``: that of a shell script which a container starts, by its name, which may start a
+    server, too.
     """
     if "apiVersion" not in text and "run:" in text:
         return _task_training(tree_of(parse, name, text) or {})
@@ -47,11 +55,25 @@ def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> str 
         if tree is None or "apiVersion" not in tree:
             continue
         containers = [*pod_containers(tree), *_trainer_of_job(tree)]
-        script = next((line for held in containers if _starts_training(line := command_line(held))), "")
+        lines = [named_programs(command_line(held)) for held in containers]
+        script = next(filter(_starts_training, lines), "") or _written_out(lines, text_of)
         if script:
             cards = max((container_gpu_limit(held) or 0 for held in containers), default=0)
             return _counted_script(script, tree, cards)
     return None
+
+
+def _written_out(lines: Iterable[str], text_of: Callable[[str], str | None]) -> str:
+    """The first command of containers that starts a script which trains or serves, with that as its function;
+    nothing where a server is started beside.
+    """
+    if any(map(starts_a_server, lines)):
+        return ""
+    for line in lines:
+        whole = named_programs(with_started_scripts(line, text_of))
+        if whole != line and (starts_a_server(whole) or _starts_training(whole)):
+            return whole
+    return ""
 
 
 def _task_training(task: Mapping[str, Any]) -> str | None:
