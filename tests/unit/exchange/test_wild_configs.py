@@ -48,6 +48,7 @@ FORMATS = {
     "dy": ("vllm", "sglang", "tensorrt-llm"),
     "vr": ("vllm",),
     "mo": ("vllm",),
+    "cv": ("vllm",),
     "sh": ("pytorch", "accelerate", "vllm", "sglang", "transformers"),
     "tu": ("torchtune", "torchtune-ppo", "torchtune-async", "torchtune-serve"),
 }

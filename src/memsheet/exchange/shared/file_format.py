@@ -36,6 +36,8 @@ EVERYTHING = 2**40
 EVERYWHERE = "*"
 """Of a format that is strict in each of its groups."""
 COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
+OPEN_SIZES = (*COUNTS, "microbatch", "global_batch", "seq_len")
+"""Keys that a template may leave to whoever starts a job: a sheet is made without them, and is not sure."""
 
 
 def _no_problems(_: Values) -> Iterable[Problem]:
@@ -100,6 +102,7 @@ class Key:
     ] = ()  # values by which the engine is to decide itself: no value of a plan, and not accounted
     holds: tuple[Any, ...] = ()  # the words that the sheet is of, where it takes ``instead`` for any other
     instead: str = ""
+    reads_open: bool = False  # whether ``back`` has something else to go by where the value is nobody's yet
     source: str
 
     def write(self, asked: Values) -> Any:
@@ -404,7 +407,7 @@ class _SaidByRows:
         if value in row.decides:
             self.assumed.append(f"{at} = {_value_text(value)}: the engine decides")
             return
-        if value in (AUTO, UNSET):
+        if value in (AUTO, UNSET) and not (value == UNSET and row.reads_open):
             why = "the training script fills it in" if value == AUTO else "the sheet is made without it"
             self.assumed.append(f"{at} = {value}: {why}")
             return
@@ -459,7 +462,7 @@ OPEN_COUNT = late_pattern(r"\s*(?:\$\{?\w+\}?|\{\{.*\}\}|<.*>)\s*")
 
 def _open_counts(said: Mapping[str, Any]) -> dict[str, str]:
     """Counts of a request that are places of a template."""
-    held = ((key, value) for key, value in said.items() if key in COUNTS and isinstance(value, str))
+    held = ((key, value) for key, value in said.items() if key in OPEN_SIZES and isinstance(value, str))
     return {key: value.strip() for key, value in held if OPEN_COUNT.fullmatch(value)}
 
 
