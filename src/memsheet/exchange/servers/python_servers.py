@@ -130,7 +130,8 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                 config = expression_value(node, known)
                 if isinstance(config, Mapping) and isinstance(config.get(LOADING), Mapping):
                     model, line = llm_config_line(_told_arguments(config))
-                    yield from [NamedServer(model, line)] if model else []
+                    told = assumptions_of(node, notes)
+                    yield from [NamedServer(model, line, remarks=told)] if model else []
             case ast.Call(func=ast.Name(id="pipeline") | ast.Attribute(attr="pipeline")) if (
                 LMDEPLOY in modules
             ):
@@ -149,7 +150,8 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                 if any(first[: len(one)] == one for one in LAUNCHES if len(one) > 1):
                     parts = [*node.elts, *grown.get(id(node), ())]
                     words = [_argument_word(one, known) for one in parts]
-                    yield NamedServer("command", " ".join(map(shell_word, words)))
+                    told = tuple(dict.fromkeys(line for one in parts for line in assumptions_of(one, notes)))
+                    yield NamedServer("command", " ".join(map(shell_word, words)), remarks=told)
 
 
 def _pipeline_made(node: ast.Call, known: Mapping[str, Any]) -> Iterator[NamedServer]:
