@@ -379,16 +379,20 @@ def _assigning_lines(lines: list[str]) -> Iterator[str]:
         depth = max(0, depth + bare.count("(") - bare.count(")")) if depth or opens else 0
 
 
-def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:
+def started_scripts(
+    folders: Sequence[Path], texts: Mapping[str, str], held_scripts: Mapping[str, str]
+) -> dict[str, str]:
     """Texts of the Python scripts that shells among the texts start and that lie beside them, in one of the
-    job's folders or below it, by the names they are started by.
+    job's folders or below it, by the names they are started by; or that the job's own files hold
+    (``held_scripts``, by their last names).
     """
     found: dict[str, str] = {}
     for name, text in texts.items():
         if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or is_long_script(text):
             continue
         for script in _started_names(text):
-            if (held := text_beside(script, folders)) is not None:
+            held = held_scripts.get(Path(script).name) or text_beside(script, folders)
+            if held is not None:
                 found[script] = held
     return found
 

@@ -28,7 +28,7 @@ from memsheet.questions.launched_settings import with_launched_settings, with_na
 from memsheet.questions.named_models import (
     bundled_draft,
 )
-from memsheet.questions.pod_jobs import with_pod_commands
+from memsheet.questions.pod_jobs import pod_scripts, with_pod_commands
 from memsheet.questions.recognised_files import of_folders, recognise_files
 
 
@@ -69,7 +69,7 @@ def read_job_files(
     texts = with_called_scripts(folders, texts)
     texts, launched = with_launched_settings(folders, texts)
     put_in |= launched
-    folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
+    folder, scripts = of_folders(files, texts), started_scripts(folders, texts, pod_scripts(as_text))
     texts, scripts, settings = with_settings_beside(folders, texts, scripts)
     put_in |= settings
     reads, skipped = recognise_files(texts, folder, server, scripts)

@@ -10,7 +10,7 @@ from memsheet.guard import parse_yaml
 from memsheet.late import late_functions
 
 with late_functions(__name__):
-    from memsheet.exchange.shared.pod_trainings import pod_training
+    from memsheet.exchange.shared.pod_trainings import config_scripts, pod_training
 
 
 YAML = (".yaml", ".yml")
@@ -27,6 +27,16 @@ def with_pod_commands(
         found[name] = text
         if (script := _training_of(name, text, text_of)) is not None:
             found[command_name(name)] = script
+    return found
+
+
+def pod_scripts(texts: Mapping[str, str]) -> dict[str, str]:
+    """Python scripts that ConfigMaps among the texts hold, by their names."""
+    found: dict[str, str] = {}
+    for name, text in texts.items():
+        if name.endswith(YAML) and "ConfigMap" in text and "apiVersion" in text:
+            held = config_scripts(name, text, _parse_objects)
+            found |= {at: script for at, script in held.items() if at.endswith(".py")}
     return found
 
 

@@ -228,3 +228,26 @@ def test_a_script_that_lies_nowhere_leaves_the_object_as_it_was(tmp_path: Path) 
     (tmp_path / "job.yaml").write_text(_job(["/bin/bash", "/workspace/scripts/go.sh"], 2))
     with pytest.raises(InputError, match="the script that its container runs"):
         memsheet.check(tmp_path / "job.yaml", gpus="2xH100-80GB")
+
+
+TRAINER = (
+    "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+    'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
+    'Trainer(model=model, args=TrainingArguments("o", per_device_train_batch_size=2)).train()\n'
+)
+HELD_SCRIPTS: dict[str, tuple[str, list[str]]] = {
+    "train.sh": (f"#!/bin/bash\ntorchrun --nproc_per_node 2 -m {SFT}\n", ["/bin/bash", "/scripts/train.sh"]),
+    "serve.sh": ("vllm serve Qwen/Qwen2.5-0.5B --max-model-len 1024\n", ["sh", "-c", "bash /scripts/serve.sh"]),
+    "train.py": (TRAINER, ["torchrun", "--nproc_per_node", "2", "/scripts/train.py"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", HELD_SCRIPTS)
+def test_a_script_that_a_config_map_holds_is_what_the_container_runs(key: str, tmp_path: Path) -> None:
+    text, command = HELD_SCRIPTS[key]
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "s"}, "data": {key: text}}
+    (tmp_path / "job.yaml").write_text(f"{json.dumps(held)}\n---\n{_job(command, 2)}\n")
+    found = memsheet.check(tmp_path / "job.yaml", gpus="2xH100-80GB", **({"seq_len": 512} if key == "train.py" else {}))  # fmt: skip
+    assert found.answer is not None, found.why_not
+    assert found.answer.model.name == "qwen2.5-0.5b"
+    assert found.answer.plan.task == ("infer" if key == "serve.sh" else "train")
