@@ -49,6 +49,7 @@ FORMATS = {
     "vr": ("vllm",),
     "mo": ("vllm",),
     "cv": ("vllm",),
+    "sr": ("sglang", "tensorrt-llm", "vllm"),
     "sh": ("pytorch", "accelerate", "vllm", "sglang", "transformers"),
     "tu": ("torchtune", "torchtune-ppo", "torchtune-async", "torchtune-serve"),
 }

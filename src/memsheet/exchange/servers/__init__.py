@@ -27,6 +27,7 @@ with late_functions(__name__):
     from memsheet.exchange.servers.model_service import model_service_servers
     from memsheet.exchange.servers.python_servers import python_servers
     from memsheet.exchange.servers.ray_serve import ray_servers
+    from memsheet.exchange.servers.srt_recipes import recipe_workers
     from memsheet.exchange.servers.swift_commands import swift_servers
     from memsheet.exchange.servers.target_files import target_servers
     from memsheet.exchange.servers.vllm_recipes import recipe_servers
@@ -57,6 +58,7 @@ KINDS = (
     Kind(graph_servers, ("dynamographdeployment",)),
     Kind(ray_servers, ("model_loading_config", "model_id:")),
     Kind(recipe_servers, ("variants:",)),
+    Kind(recipe_workers, ("sglang_config:", "vllm_config:", "trtllm_config:")),
     Kind(template_servers, ("defaults:",)),
     Kind(model_service_servers, ("modelartifacts",)),
     Kind(chart_servers, ("servingenginespec", "repository", "inferenceservice", "vllmruntime", "kubeai.org", "resourceprofile")),
