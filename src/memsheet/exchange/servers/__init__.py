@@ -31,6 +31,7 @@ with late_functions(__name__):
     from memsheet.exchange.servers.swift_commands import swift_servers
     from memsheet.exchange.servers.target_files import target_servers
     from memsheet.exchange.servers.vllm_recipes import recipe_servers
+    from memsheet.exchange.servers.wrapped_servers import wrapped_servers
     from memsheet.exchange.shared.serve_charts import chart_servers
     from memsheet.exchange.shared.serve_compose import compose_servers
     from memsheet.exchange.shared.serve_pods import pod_servers
@@ -69,6 +70,7 @@ KINDS = (
     Kind(target_servers, names=("makefile", ".mk", "justfile", ".just", ".ps1")),
     Kind(task_servers, ("run:",)),
     Kind(batch_servers, ("#sbatch",)),
+    Kind(wrapped_servers, ("vllm", "sglang")),
     Kind(text_servers, ("vllm", "sglang", "llama-server", "text-generation", "trtllm-serve", "lmdeploy"), (".yaml", ".yml", ".json")),
     Kind(swift_servers, ("swift",)),
     Kind(harness_servers, ("bench", "lm_eval", "lm-eval", "lighteval")),
