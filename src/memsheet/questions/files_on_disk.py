@@ -175,12 +175,14 @@ def _tail_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Pat
         yield from ((folder, folder.joinpath(*parts[first:])) for folder in folders)
 
 
-def _own_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
-    """Where a file may lie that stands in the one folder that an image has the project in
-    (``/app/train.py``).
+def _whole_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    """Where a file may lie whose whole path is another machine's, or an image's that has the project in a
+    folder of its own (``/workspace/scripts/train.sh``, ``/app/train.py``).
     """
-    if name.startswith("/") and len(Path(name).parts) == IN_ONE_FOLDER:
-        yield from ((folder, folder / Path(name).name) for folder in folders)
+    if name.startswith("/"):
+        yield from _tail_places(name, folders)
+        if len(Path(name).parts) == IN_ONE_FOLDER:
+            yield from ((folder, folder / Path(name).name) for folder in folders)
 
 
 def with_variables_beside(
@@ -336,7 +338,7 @@ def settings_in(name: str, folders: Sequence[Path]) -> Mapping[str, Any]:
 
 def text_beside(script: str, folders: Sequence[Path]) -> str | None:
     """The text of a script by the name that it is started by; None of one that lies elsewhere or is long."""
-    places = (*_named_places(script, folders), *_tail_places(script, folders), *_own_places(script, folders))
+    places = (*_named_places(script, folders), *_whole_places(script, folders))
     home, path = next(((home, path) for home, path in places if is_file(path)), (None, None))
     if not home or not path or not _lies_within(path, (home, *folders)) or path.stat().st_size > MOST_SCRIPT:
         return None

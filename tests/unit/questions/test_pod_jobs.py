@@ -251,3 +251,13 @@ def test_a_script_that_a_config_map_holds_is_what_the_container_runs(key: str, t
     assert found.answer is not None, found.why_not
     assert found.answer.model.name == "qwen2.5-0.5b"
     assert found.answer.plan.task == ("infer" if key == "serve.sh" else "train")
+
+
+def test_a_script_of_another_folder_that_is_named_alike_is_not_this_ones(tmp_path: Path) -> None:
+    """Only a whole path may be another machine's: what stands below a folder that is not here is not here."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "go.sh").write_text(f"torchrun --nproc_per_node 2 -m {SFT}\n")
+    (tmp_path / "run.sh").write_text("bash Other-Project/scripts/go.sh\n")
+    with pytest.raises(InputError, match="not recognised"):
+        memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB")
