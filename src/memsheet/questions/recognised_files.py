@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.errors import InputError, input_error
 from memsheet.exchange import NAMES, Parser, find_format, flatten_tree, read_text
+from memsheet.exchange.servers import REPEATED
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
@@ -55,7 +56,6 @@ ALIASED: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml,
 LAST_WINS: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
 AGAIN: Mapping[str, Mapping[str, Parser]] = {TWICE: LAST_WINS, ANCHORED: ALIASED}
 """How a YAML is read again for which a plain one is refused, as most tools' loader has it."""
-REPEATED = "a key that stands twice = the last of them, which PyYAML's loader takes"
 UNKNOWN = "is not recognised as a configuration"
 YAML = (".yaml", ".yml")
 ENDINGS = (".json", ".toml", *YAML)

@@ -5,12 +5,14 @@ commands that the engines' formats then read. A kind's room is loaded for texts 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from memsheet.errors import input_error
+from memsheet.errors import InputError, input_error
 from memsheet.exchange.shared.named_server import NamedServer, with_own_names
 from memsheet.exchange.shared.script_places import NOTEBOOK
-from memsheet.frozen import NamedTuple
+from memsheet.frozen import NamedTuple, replace
+from memsheet.guard import ANCHORED, TWICE, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.late import late_functions
 
@@ -38,6 +40,7 @@ with late_functions(__name__):
 
 MOST_STARTED = 128
 """Servers of one file that are named."""
+REPEATED = "a key that stands twice = the last of them, which PyYAML's loader takes"
 Parse = Callable[[str, str], Any]
 
 
@@ -86,11 +89,31 @@ def servers_in_text(name: str, text: str, parse: Parse) -> tuple[NamedServer, ..
     low, low_name = text.lower(), name.lower()
     likely = (kind.find for kind in KINDS if _holds_any(low, kind.words) and _holds_any(low_name, kind.names))
     try:
-        found = next((held for find in likely if (held := find(name, text, parse))), [])
+        told: list[str] = []
+        loads = partial(_load_as_tools_do, parse, told)
+        found = next((held for find in likely if (held := find(name, text, loads))), [])
     except TooMuchError as error:
         raise input_error("file", name, str(error)) from None
-    return with_own_names(found[:MOST_STARTED])
+    remarks = tuple(dict.fromkeys(told))
+    own = [replace(one, remarks=(*one.remarks, *remarks)) for one in found] if remarks else found
+    return with_own_names(own[:MOST_STARTED])
 
 
 def _holds_any(text: str, words: tuple[str, ...]) -> bool:
     return not words or any(word in text for word in words)
+
+
+def _load_as_tools_do(parse: Parse, told: list[str], text: str, name: str) -> Any:
+    """What a YAML holds; of one with a key that stands twice, or with anchors, as most tools' loader has it,
+    and ``told`` what is taken for granted then.
+    """
+    try:
+        return parse(text, name)
+    except InputError as error:
+        said = " ".join(one.reason for one in error.problems)
+        if TWICE in said:
+            told.append(REPEATED)
+            return parse_yaml(text, name, last_wins=True)
+        if ANCHORED in said:
+            return parse_yaml(text, name, aliases=True)
+        raise
