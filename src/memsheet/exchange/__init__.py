@@ -32,9 +32,12 @@ from memsheet.patterns import late_pattern
 with late_functions(__name__):
     from memsheet.exchange.servers.swift_commands import swift_servers
     from memsheet.exchange.shared.script_settings import script_settings
+    from memsheet.exchange.shared.template_places import with_open_places
     from memsheet.exchange.shared.tracked_runs import tracked_values
     from memsheet.guard.toml import parse_toml
 
+MARK = "{{"
+"""How a place of a template begins (``shared/template_places.py``)."""
 NAMES = (
     "deepspeed",
     "accelerate",
@@ -570,7 +573,10 @@ def _parse_data(kind: str, name: str, text: str, parsers: Mapping[str, Parser]) 
     try:
         return tracked_values(parsers[kind](text, name))
     except ValueError as error:
-        return error
+        if kind != "yaml" or MARK not in text or (filled := with_open_places(text)) == text:
+            return error
+        again = _parse_data(kind, name, filled, parsers)
+        return error if isinstance(again, ValueError) else again
 
 
 def flatten_tree(

@@ -14,12 +14,12 @@ from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.script_places import RELEASE_DEFAULTS, SCRIPT
 from memsheet.exchange.shared.trainer_names import METHODS, keys_left_to_release
-from memsheet.exchange.verdict_doubts import Doubt
+from memsheet.exchange.verdict_doubts import Doubt, both_doubts
 from memsheet.frozen import NamedTuple
 from memsheet.plan.job import Work
 
 
-class Earlier(NamedTuple):
+class EarlierWord(NamedTuple):
     """A key of TRL's, the release since when it has its default, and the plan's key with its values since
     then and before.
     """
@@ -37,8 +37,10 @@ class Earlier(NamedTuple):
 
 
 EARLIER = (
-    Earlier("loss_type", (1, 7), "loss", "chunked", "plain", "makes the logits of all tokens at once"),
-    Earlier("gradient_checkpointing", (0, 22), "recompute.mode", "full", "none", "computes no layer again"),
+    EarlierWord("loss_type", (1, 7), "loss", "chunked", "plain", "makes the logits of all tokens at once"),
+    EarlierWord(
+        "gradient_checkpointing", (0, 22), "recompute.mode", "full", "none", "computes no layer again"
+    ),
 )
 """huggingface/trl trl/trainer/sft_config.py at v1.6.0 and v1.7.0 (loss_type), at v0.21.0 and v0.22.0
 (gradient_checkpointing, which is every method's).
@@ -95,6 +97,28 @@ def earlier_defaults_doubt(
     return Doubt(words, least, most)
 
 
+def earlier_reading_doubt(
+    reads: Mapping[str, Read], answer: Answer | None, case: Case, flags: Mapping[str, Any]
+) -> Doubt:
+    """Why a verdict may be another by what an earlier release of the program takes where its files say
+    nothing, and nothing says which runs.
+    """
+    found = Doubt("")
+    for read in reads.values() if answer and answer.verdict else ():
+        release = _release_numbers(str(flags.get("engine_version") or read.release))
+        for one in read.form.earlier(read.values):
+            if answer is None or answer.verdict is None or (release and release >= one.since):
+                continue
+            other = case.ask(one.changes)
+            if other is None or other.verdict is None or other.verdict.result is answer.verdict.result:
+                continue
+            low = min(int(answer.verdict.device.low), int(other.verdict.device.low))
+            high = max(int(answer.verdict.device.high), int(other.verdict.device.high))
+            words = "nothing says which release runs, and the sheet is of the newest: "
+            found = both_doubts(found, Doubt(words + one.why, low, high))
+    return found
+
+
 def _most_of_updates(answer: Answer) -> int:
     """What a card has at the most while a model of a job trains."""
     phases = (answer.job or {}).get("phases", ())
@@ -110,7 +134,7 @@ def _most_of_updates(answer: Answer) -> int:
     )
 
 
-def _plan_word(answer: Answer, one: Earlier) -> str:
+def _plan_word(answer: Answer, one: EarlierWord) -> str:
     plan = answer.plan
     return str(plan.loss.value if one.at == "loss" else plan.recompute.mode.value)
 

@@ -46,6 +46,8 @@ DATA = (".json", ".yaml", ".yml", ".toml")
 ENDINGS = (*DATA, ".sh", ".sbatch", ".slurm")
 NAMED = ("Modelfile",)
 GIT, MOST_UP = ".git", 8
+IN_ONE_FOLDER = 3
+"""Parts of a whole path with one folder: the root, the folder and the file."""
 CODE = ".py"
 SOURCED = late_pattern(
     r"^[ \t]*(?:\[+[^\n]*\]+[ \t]*&&[ \t]*)?(?:set -a[ \t]*(?:;|&&)[ \t]*)?"
@@ -173,6 +175,16 @@ def _tail_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Pat
         yield from ((folder, folder.joinpath(*parts[first:])) for folder in folders)
 
 
+def _whole_places(name: str, folders: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    """Where a file may lie whose whole path is another machine's, or an image's that has the project in a
+    folder of its own (``/workspace/scripts/train.sh``, ``/app/train.py``).
+    """
+    if name.startswith("/"):
+        yield from _tail_places(name, folders)
+        if len(Path(name).parts) == IN_ONE_FOLDER:
+            yield from ((folder, folder / Path(name).name) for folder in folders)
+
+
 def with_variables_beside(
     files: tuple[str, ...], texts: Mapping[str, str], homes: Sequence[Path] = ()
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
@@ -226,7 +238,7 @@ def defaults_beside(
     found = {}
     for name, read in reads.items():
         file = read.form.own_defaults(read.values)
-        text = _text_beside(file, folders) if file else None
+        text = text_beside(file, folders) if file else None
         tree = _tree_of_yaml(text, file) if text and not INHERITS.search(text) else None
         if tree:
             found[name] = (file, tree)
@@ -251,7 +263,7 @@ def tree_beside(name: str, folders: Sequence[Path]) -> tuple[Mapping[str, Any], 
 
 def table_beside(name: str, folders: Sequence[Path]) -> Mapping[str, Any] | None:
     """A TOML by the name that it is called by; None of one that does not lie in the job's folders."""
-    text = _text_beside(name, folders)
+    text = text_beside(name, folders)
     try:
         return parse_toml(text.encode(), name) if text else None
     except InputError:
@@ -284,7 +296,7 @@ def with_called_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> di
     return {
         name: text
         if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or is_long_script(text)
-        else with_started_scripts(text, lambda script: _text_beside(script, folders))
+        else with_started_scripts(text, lambda script: text_beside(script, folders))
         for name, text in texts.items()
     }
 
@@ -316,7 +328,7 @@ def with_settings_beside(
 
 def settings_in(name: str, folders: Sequence[Path]) -> Mapping[str, Any]:
     """What a file of settings says that lies beside; nothing of one that is none."""
-    text = _text_beside(name, folders)
+    text = text_beside(name, folders)
     try:
         said = (parse_json if name.endswith(".json") else parse_yaml)(text, name) if text else None
     except InputError:
@@ -324,11 +336,10 @@ def settings_in(name: str, folders: Sequence[Path]) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
-def _text_beside(script: str, folders: Sequence[Path]) -> str | None:
+def text_beside(script: str, folders: Sequence[Path]) -> str | None:
     """The text of a script by the name that it is started by; None of one that lies elsewhere or is long."""
-    home, path = next(
-        ((home, path) for home, path in _named_places(script, folders) if is_file(path)), (None, None)
-    )
+    places = (*_named_places(script, folders), *_whole_places(script, folders))
+    home, path = next(((home, path) for home, path in places if is_file(path)), (None, None))
     if not home or not path or not _lies_within(path, (home, *folders)) or path.stat().st_size > MOST_SCRIPT:
         return None
     return unix_lines(read_bytes(path, MOST_SCRIPT).decode(errors="replace"))
@@ -370,16 +381,20 @@ def _assigning_lines(lines: list[str]) -> Iterator[str]:
         depth = max(0, depth + bare.count("(") - bare.count(")")) if depth or opens else 0
 
 
-def started_scripts(folders: Sequence[Path], texts: Mapping[str, str]) -> dict[str, str]:
+def started_scripts(
+    folders: Sequence[Path], texts: Mapping[str, str], held_scripts: Mapping[str, str]
+) -> dict[str, str]:
     """Texts of the Python scripts that shells among the texts start and that lie beside them, in one of the
-    job's folders or below it, by the names they are started by.
+    job's folders or below it, by the names they are started by; or that the job's own files hold
+    (``held_scripts``, by their last names).
     """
     found: dict[str, str] = {}
     for name, text in texts.items():
         if Path(name).suffix in (CODE, NOTEBOOK, *DATA) or is_long_script(text):
             continue
         for script in _started_names(text):
-            if (held := _text_beside(script, folders)) is not None:
+            held = held_scripts.get(Path(script).name) or text_beside(script, folders)
+            if held is not None:
                 found[script] = held
     return found
 

@@ -18,6 +18,7 @@ from memsheet.questions.files_on_disk import (
     large_scripts,
     read_texts_and_plan,
     started_scripts,
+    text_beside,
     with_called_scripts,
     with_inherited_trees,
     with_settings_beside,
@@ -27,7 +28,7 @@ from memsheet.questions.launched_settings import with_launched_settings, with_na
 from memsheet.questions.named_models import (
     bundled_draft,
 )
-from memsheet.questions.pod_jobs import with_pod_commands
+from memsheet.questions.pod_jobs import pod_scripts, with_pod_commands
 from memsheet.questions.recognised_files import of_folders, recognise_files
 
 
@@ -59,15 +60,16 @@ def read_job_files(
         f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read"
         for path in large_scripts(files)
     )
-    texts = with_pod_commands({name: as_run(text) for name, text in texts.items()} if as_run else texts)
     folders = folders_of_job(files, root)
+    as_text = {name: as_run(text) for name, text in texts.items()} if as_run else texts
+    texts = with_pod_commands(as_text, lambda script: text_beside(script, folders))
     texts, put_in = with_variables_beside(files, texts, folders)
     texts, stood_on = with_inherited_trees(files, texts, folders)
     put_in |= stood_on
     texts = with_called_scripts(folders, texts)
     texts, launched = with_launched_settings(folders, texts)
     put_in |= launched
-    folder, scripts = of_folders(files, texts), started_scripts(folders, texts)
+    folder, scripts = of_folders(files, texts), started_scripts(folders, texts, pod_scripts(as_text))
     texts, scripts, settings = with_settings_beside(folders, texts, scripts)
     put_in |= settings
     reads, skipped = recognise_files(texts, folder, server, scripts)

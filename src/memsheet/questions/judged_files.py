@@ -33,7 +33,7 @@ from memsheet.questions.doubts_of_files import (
     without_guessed_stops,
     without_stand_in_log,
 )
-from memsheet.questions.earlier_defaults import earlier_defaults_doubt
+from memsheet.questions.earlier_defaults import earlier_defaults_doubt, earlier_reading_doubt
 from memsheet.questions.expert_bits import expert_adapter_doubt, expert_bits_doubt
 from memsheet.questions.file_answers import (
     AccountedJob,
@@ -104,6 +104,7 @@ def judge_job(
     doubt = both_doubts(doubt, expert_bits_doubt(answer, case, flags))
     doubt = both_doubts(doubt, expert_adapter_doubt(answer, case, flags))
     doubt = both_doubts(doubt, earlier_defaults_doubt(reads, answer, case, flags))
+    doubt = both_doubts(doubt, earlier_reading_doubt(reads, answer, case, flags))
     doubt = both_doubts(doubt, preference_doubt(reads, whole, answer, case.ask))
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memsheet.errors import InputError
@@ -10,19 +10,33 @@ from memsheet.guard import parse_yaml
 from memsheet.late import late_functions
 
 with late_functions(__name__):
-    from memsheet.exchange.shared.pod_trainings import pod_training
+    from memsheet.exchange.shared.pod_trainings import config_scripts, pod_training
 
 
 YAML = (".yaml", ".yml")
 
 
-def with_pod_commands(texts: Mapping[str, str]) -> dict[str, str]:
-    """Texts by their names, with the script of each pod's training behind its object's."""
+def with_pod_commands(
+    texts: Mapping[str, str], text_of: Callable[[str], str | None] = lambda _: None
+) -> dict[str, str]:
+    """Texts by their names, with the script of each pod's training behind its object's. ``text_of``: that of
+    a shell script which a container starts, by its name, where it lies beside.
+    """
     found: dict[str, str] = {}
     for name, text in texts.items():
         found[name] = text
-        if (script := _training_of(name, text)) is not None:
+        if (script := _training_of(name, text, text_of)) is not None:
             found[command_name(name)] = script
+    return found
+
+
+def pod_scripts(texts: Mapping[str, str]) -> dict[str, str]:
+    """Python scripts that ConfigMaps among the texts hold, by their names."""
+    found: dict[str, str] = {}
+    for name, text in texts.items():
+        if name.endswith(YAML) and "ConfigMap" in text and "apiVersion" in text:
+            held = config_scripts(name, text, _parse_objects)
+            found |= {at: script for at, script in held.items() if at.endswith(".py")}
     return found
 
 
@@ -31,8 +45,8 @@ def command_name(name: str) -> str:
     return f"{name}: command"
 
 
-def _training_of(name: str, text: str) -> str | None:
-    return pod_training(name, text, _parse_objects) if name.endswith(YAML) else None
+def _training_of(name: str, text: str, text_of: Callable[[str], str | None]) -> str | None:
+    return pod_training(name, text, _parse_objects, text_of) if name.endswith(YAML) else None
 
 
 def _parse_objects(text: str, name: str) -> Any:

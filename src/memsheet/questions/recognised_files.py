@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.errors import InputError, input_error
 from memsheet.exchange import NAMES, Parser, find_format, flatten_tree, read_text
+from memsheet.exchange.servers import REPEATED
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.file_format import read_format_values as read_values
@@ -25,7 +26,15 @@ from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values,
 from memsheet.exchange.shared.named_server import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
-from memsheet.exchange.shared.script_places import DEFAULTS, FURTHER_TRAININGS, INLINE, LOOP, NOTEBOOK, SCRIPT
+from memsheet.exchange.shared.script_places import (
+    DEFAULTS,
+    FURTHER_TRAININGS,
+    INLINE,
+    LOOP,
+    NOTEBOOK,
+    OF_ENVIRONMENT,
+    SCRIPT,
+)
 from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
@@ -36,6 +45,7 @@ from memsheet.questions.pod_jobs import command_name
 
 with late_functions(__name__):
     from memsheet.exchange.shared.beaker_jobs import experiment_script
+    from memsheet.exchange.shared.environment_defaults import environment_defaults
     from memsheet.exchange.shared.notebook import notebook_commands
     from memsheet.exchange.shared.training_starts import texts_of_starts
     from memsheet.plan.library_defaults import assumed_value_text
@@ -46,13 +56,13 @@ ALIASED: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml,
 LAST_WINS: Mapping[str, Parser] = {"json": parse_json, "yaml": partial(parse_yaml, last_wins=True)}
 AGAIN: Mapping[str, Mapping[str, Parser]] = {TWICE: LAST_WINS, ANCHORED: ALIASED}
 """How a YAML is read again for which a plain one is refused, as most tools' loader has it."""
-REPEATED = "a key that stands twice = the last of them, which PyYAML's loader takes"
 UNKNOWN = "is not recognised as a configuration"
 YAML = (".yaml", ".yml")
 ENDINGS = (".json", ".toml", *YAML)
 BESIDE = f"{SCRIPT}."
 OF_FLAGS = f"{BESIDE}{DEFAULTS}."
 DESCRIBED = "flags = those of the first command that the script's text says it is started by"
+CODE = (".py", NOTEBOOK)
 NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 """How a reason ends for which a folder is read without the file."""
 
@@ -130,6 +140,21 @@ def recognise_files(
         if given and given.keys() <= {*flags.get(name, ())}:
             left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
+
+
+def _with_environment_defaults(own: Read, text: str, given: Mapping[str, Any] = NO_TEXTS) -> Read:
+    """What a script says, with the defaults of variables of the environment that are among it told, but of
+    those that are ``given``.
+    """
+    said = {str(held) for held in (*own.values.values(), *own.request.values())}
+    defaults = environment_defaults(text)
+    told = [
+        words
+        for name, default, words in defaults
+        if str(default) in said and f"{OF_ENVIRONMENT}{name}" not in given
+    ]
+    fresh = [words for words in dict.fromkeys(told) if words not in own.assumed]
+    return replace(own, assumed=(*own.assumed, *fresh)) if fresh else own
 
 
 def _trains_a_model(reads: Mapping[str, Read]) -> bool:
@@ -300,7 +325,7 @@ def _as_started(own: Read, text: str, given: Mapping[str, Any]) -> Read:
         return own
     said = own.form.started(text, given)
     again = read_values(own.form, dict(flatten_tree(said, whole=own.form.whole)))
-    return replace(again, release=own.release)
+    return _with_environment_defaults(replace(again, release=own.release), text, given)
 
 
 def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]:
@@ -370,7 +395,8 @@ def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, Inpu
     it.
     """
     try:
-        return read_text(name, text, PARSERS, server), None
+        found = read_text(name, text, PARSERS, server)
+        return _with_environment_defaults(found, text) if name.endswith(CODE) else found, None
     except InputError as error:
         said = " ".join(f"{one.reason} {one.hint}" for one in error.problems)
         again = next((parsers for why, parsers in AGAIN.items() if why in said), None)

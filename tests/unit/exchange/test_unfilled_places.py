@@ -64,3 +64,58 @@ def test_what_is_no_place_and_no_number_is_refused(value, tmp_path, capsys):
     )
     assert code == 2
     assert found["schema"] == "memsheet/error/1"
+
+
+TEMPLATE = """base_model: Qwen/Qwen2.5-0.5B
+datasets:
+- {path: a/b, type: alpaca}
+output_dir: {{ out }}/run
+sequence_len: SIZE
+micro_batch_size: {{ rows | default(2) }}
+optimizer: adamw_torch
+load_in_4bit: BITS
+adapter: lora
+lora_r: 8
+lora_target_linear: true
+bf16: true
+"""
+
+
+def template(**said: str) -> str:
+    text = TEMPLATE
+    for place in ("SIZE", "BITS"):
+        text = text.replace(place, said.get(place, "{{ " + place.lower() + " }}"))
+    return text
+
+
+def test_a_yaml_with_places_of_a_template_is_read_without_them(tmp_path, capsys):
+    path = tmp_path / "axo.yaml"
+    path.write_text(template(SIZE="1024"))
+    code = main(["check", str(path), "--gpus", "1xH100-80GB", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == 11, "what is nobody's yet leaves a verdict open"
+    assert found["sheet"]["plan"]["seq_len"] == 1024
+    left = {one["key"] for file in found["files"] for one in file["unmodelled"]}
+    assert left == {"micro_batch_size", "load_in_4bit"}
+
+
+def test_what_a_template_may_still_shrink_is_not_told_not_to_fit(tmp_path, capsys):
+    """Of a base that may be loaded in four bits, sixteen are not what it needs at the least."""
+    path = tmp_path / "axo.yaml"
+    path.write_text(template(SIZE="128").replace("Qwen2.5-0.5B", "Qwen2.5-7B"))
+    assert main(["check", str(path), "--gpus", "1xRTX3060-12GB"]) == 11
+    capsys.readouterr()
+    path.write_text(template(SIZE="128", BITS="false").replace("Qwen2.5-0.5B", "Qwen2.5-7B"))
+    assert main(["check", str(path), "--gpus", "1xRTX3060-12GB"]) == 10
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("place", ["${ROWS}", "<rows>"])
+def test_a_size_that_is_the_whole_of_a_place_is_left_out_and_told(place, tmp_path, capsys):
+    path = tmp_path / "axo.yaml"
+    text = template(SIZE="1024", BITS="false").replace("{{ rows | default(2) }}", f'"{place}"')
+    path.write_text(text.replace("{{ out }}", "out"))
+    assert main(["check", str(path), "--gpus", "1xH100-80GB", "--json"]) == 11
+    found = json.loads(capsys.readouterr().out)
+    (left,) = (one for file in found["files"] for one in file["unmodelled"])
+    assert left["key"] == "micro_batch_size"

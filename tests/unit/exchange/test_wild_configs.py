@@ -48,6 +48,8 @@ FORMATS = {
     "dy": ("vllm", "sglang", "tensorrt-llm"),
     "vr": ("vllm",),
     "mo": ("vllm",),
+    "cv": ("vllm",),
+    "sr": ("sglang", "tensorrt-llm", "vllm"),
     "sh": ("pytorch", "accelerate", "vllm", "sglang", "transformers"),
     "tu": ("torchtune", "torchtune-ppo", "torchtune-async", "torchtune-serve"),
 }

@@ -199,3 +199,65 @@ spec:
   - name: others
     template: {{spec: *spec}}
 """
+
+
+@pytest.mark.parametrize(
+    ("start", "lies"),
+    [
+        ("/workspace/scripts/go.sh", "scripts/go.sh"),
+        ("/app/go.sh", "go.sh"),
+        ("/opt/project/scripts/go.sh", "scripts/go.sh"),
+    ],
+)
+@pytest.mark.parametrize("run", ["torchrun --nproc_per_node 2 -m " + SFT, "vllm serve Qwen/Qwen2.5-0.5B --max-model-len 1024"])  # fmt: skip
+def test_a_script_of_an_images_folder_is_the_one_that_lies_beside(
+    run: str, start: str, lies: str, tmp_path: Path
+) -> None:
+    """The image has the repository in a folder of its own: what the container starts is read of it."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "k8s").mkdir()
+    (tmp_path / lies).parent.mkdir(exist_ok=True)
+    (tmp_path / lies).write_text(f"#!/bin/bash\n{run}\n")
+    (tmp_path / "k8s" / "job.yaml").write_text(_job(["/bin/bash", start], 2))
+    found = memsheet.check(tmp_path / "k8s" / "job.yaml", gpus="2xH100-80GB")
+    assert found.answer is not None, found.why_not
+    assert found.answer.model.name == "qwen2.5-0.5b"
+
+
+def test_a_script_that_lies_nowhere_leaves_the_object_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(_job(["/bin/bash", "/workspace/scripts/go.sh"], 2))
+    with pytest.raises(InputError, match="the script that its container runs"):
+        memsheet.check(tmp_path / "job.yaml", gpus="2xH100-80GB")
+
+
+TRAINER = (
+    "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+    'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")\n'
+    'Trainer(model=model, args=TrainingArguments("o", per_device_train_batch_size=2)).train()\n'
+)
+HELD_SCRIPTS: dict[str, tuple[str, list[str]]] = {
+    "train.sh": (f"#!/bin/bash\ntorchrun --nproc_per_node 2 -m {SFT}\n", ["/bin/bash", "/scripts/train.sh"]),
+    "serve.sh": ("vllm serve Qwen/Qwen2.5-0.5B --max-model-len 1024\n", ["sh", "-c", "bash /scripts/serve.sh"]),
+    "train.py": (TRAINER, ["torchrun", "--nproc_per_node", "2", "/scripts/train.py"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", HELD_SCRIPTS)
+def test_a_script_that_a_config_map_holds_is_what_the_container_runs(key: str, tmp_path: Path) -> None:
+    text, command = HELD_SCRIPTS[key]
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "s"}, "data": {key: text}}
+    (tmp_path / "job.yaml").write_text(f"{json.dumps(held)}\n---\n{_job(command, 2)}\n")
+    found = memsheet.check(tmp_path / "job.yaml", gpus="2xH100-80GB", **({"seq_len": 512} if key == "train.py" else {}))  # fmt: skip
+    assert found.answer is not None, found.why_not
+    assert found.answer.model.name == "qwen2.5-0.5b"
+    assert found.answer.plan.task == ("infer" if key == "serve.sh" else "train")
+
+
+def test_a_script_of_another_folder_that_is_named_alike_is_not_this_ones(tmp_path: Path) -> None:
+    """Only a whole path may be another machine's: what stands below a folder that is not here is not here."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "go.sh").write_text(f"torchrun --nproc_per_node 2 -m {SFT}\n")
+    (tmp_path / "run.sh").write_text("bash Other-Project/scripts/go.sh\n")
+    with pytest.raises(InputError, match="not recognised"):
+        memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB")

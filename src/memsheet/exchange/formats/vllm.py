@@ -131,7 +131,8 @@ IN_A_FILE = (
 
 def _in_a_file(text: str) -> Mapping[str, Any]:
     """Flags of a YAML file that ``--config`` names, without their dashes (utils/argparse_utils.py,
-    load_config_file); the command may name the model.
+    load_config_file); the command may name the model. Nothing of a file most of whose keys are no flags,
+    or that has groups below such keys: it is somebody's own, which has words in common.
     """
     held = (
         parse_yaml(text, CONFIG) if any(f"{name}-" in text.replace("_", "-") for name in IN_A_FILE) else None
@@ -143,7 +144,10 @@ def _in_a_file(text: str) -> Mapping[str, Any]:
     )
     flags = dict(said)
     own = [at for at in flags if at[2:].startswith(IN_A_FILE) and is_key(FORMAT, at)]
-    whole = "--model" in flags and all(is_key(FORMAT, at) for at in flags)
+    strange = [at for at in flags if not is_key(FORMAT, at)]
+    whole = "--model" in flags and not strange
+    if 2 * len(strange) > len(flags) or any(isinstance(flags[at], Mapping) for at in strange):
+        return {}
     return (
         {"--model": None, **{at: value for at, value in flags.items() if value != "auto"}}
         if len(own) > 1 or (own and whole)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memsheet.exchange.shared.environment_defaults import environment_default, environment_words
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.plain_values import joined_path
 from memsheet.exchange.shared.python_module import Module, asks_command_line, attribute_path, call_sites
@@ -95,7 +96,10 @@ def assumptions_of_names(nodes: Sequence[ast.AST], notes: Notes) -> Notes:
     found = dict(notes)
     for node in nodes:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
                 found[name] = tuple(dict.fromkeys((*found.get(name, ()), *assumptions_of(value, found))))
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=value):
                 told = assumptions_of(value, found)
@@ -115,6 +119,8 @@ def assumptions_of(node: ast.AST, notes: Notes) -> tuple[str, ...]:
             told[f"line {one.lineno}: the command gives no argument"] = None
         if isinstance(one, ast.Attribute) and one.attr == FROM_LINE:
             told[f"line {one.lineno}: the command gives no flag of a dataclass"] = None
+        if (said := environment_default(one)) is not None:
+            told[environment_words(one, *said)] = None
     return tuple(told)
 
 
@@ -406,6 +412,8 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
             return expression_value(only, known, depth + 1)
         case ast.Call(func=ast.Attribute(attr="getenv" | "get"), args=[_, default]):
             return expression_value(default, known, depth + 1)
+        case ast.BoolOp() if (told := environment_default(node)) is not None:
+            return told[1]
         case ast.Call(args=[], keywords=[_, *_], func=function):
             made = Made if attribute_path(function)[-1:] != ["dict"] else dict
             return made(call_keywords(node, known, depth + 1))

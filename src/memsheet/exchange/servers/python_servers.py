@@ -35,7 +35,7 @@ from memsheet.patterns import late_pattern
 MOST_NODES = 20_000
 MOST_SERVERS, MOST_LAUNCH = 64, 4
 _SERVES = late_pattern(
-    r"LLMConfig\(|\bLLM\(|EngineArgs\(|\b(?:Engine|Runtime)\("
+    r"EngineProcessorConfig\(|LLMConfig\(|\bLLM\(|EngineArgs\(|\b(?:Engine|Runtime)\("
     r"|lmdeploy|[\"']serve[\"']|vllm serve|vllm\.entrypoints|launch_server|trtllm-serve"
 )
 _TRAINS = late_pattern(r"Trainer\b|\.backward\(|GRPOConfig|SFTConfig|optimizer\.step")
@@ -48,6 +48,13 @@ OF_VLLM = (OFFLINE_CLASS, "AsyncEngineArgs", "EngineArgs")
 OF_SERVER = ("OPENAI_API_SERVER", "build_async_engine_client", "build_async_engine_client_from_engine_args")
 """Names with which a script makes the engine as its server does (vllm-project/vllm v0.33.0
 entrypoints/launchers/api_server/entry.py:38, 72: their usage context).
+"""
+PROCESSORS = {
+    "vLLMEngineProcessorConfig": f"python -m {ENGINE_MODULE} --model",
+    "SGLangEngineProcessorConfig": "python -m sglang.launch_server --model-path",
+}
+"""Ray Data's processors of a batch, whose engine takes its own arguments (ray-project/ray
+python/ray/llm/_internal/batch/processor/vllm_engine_proc.py, sglang_engine_proc.py: engine_kwargs).
 """
 OF_SGLANG = ("Engine", "Runtime")
 """Engines whose arguments are those of SGLang's server (sgl-project/sglang python/sglang/srt/entrypoints/
@@ -130,7 +137,11 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                 config = expression_value(node, known)
                 if isinstance(config, Mapping) and isinstance(config.get(LOADING), Mapping):
                     model, line = llm_config_line(_told_arguments(config))
-                    yield from [NamedServer(model, line)] if model else []
+                    told = assumptions_of(node, notes)
+                    yield from [NamedServer(model, line, remarks=told)] if model else []
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in PROCESSORS:
+                made = _made_processor(node, known, PROCESSORS[called])
+                yield from [replace(made, remarks=assumptions_of(node, notes))] if made else []
             case ast.Call(func=ast.Name(id="pipeline") | ast.Attribute(attr="pipeline")) if (
                 LMDEPLOY in modules
             ):
@@ -149,7 +160,19 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
                 if any(first[: len(one)] == one for one in LAUNCHES if len(one) > 1):
                     parts = [*node.elts, *grown.get(id(node), ())]
                     words = [_argument_word(one, known) for one in parts]
-                    yield NamedServer("command", " ".join(map(shell_word, words)))
+                    told = tuple(dict.fromkeys(line for one in parts for line in assumptions_of(one, notes)))
+                    yield NamedServer("command", " ".join(map(shell_word, words)), remarks=told)
+
+
+def _made_processor(node: ast.Call, known: Mapping[str, Any], start: str) -> NamedServer | None:
+    """The engine of a batch of Ray Data's, whose own arguments stand in a group."""
+    given = call_keywords(node, known)
+    model, options = given.get("model_source"), given.get("engine_kwargs")
+    if not isinstance(model, str):
+        return None
+    held = _told_arguments(options) if isinstance(options, Mapping) else {}
+    flags = [word for at, value in held.items() for word in engine_flag(str(at), value)]
+    return NamedServer(model, " ".join([start, shell_word(model), *map(shell_word, flags)]))
 
 
 def _pipeline_made(node: ast.Call, known: Mapping[str, Any]) -> Iterator[NamedServer]:

@@ -36,6 +36,8 @@ EVERYTHING = 2**40
 EVERYWHERE = "*"
 """Of a format that is strict in each of its groups."""
 COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
+OPEN_SIZES = (*COUNTS, "microbatch", "global_batch", "seq_len")
+"""Keys that a template may leave to whoever starts a job: a sheet is made without them, and is not sure."""
 
 
 def _no_problems(_: Values) -> Iterable[Problem]:
@@ -68,6 +70,17 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What a program took before its release ``since`` where its files say nothing: keys of the request, and
+    why, in words.
+    """
+
+    since: tuple[int, int]
+    changes: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """One place of a file. ``says``: the plan's key that stands there, as it is or by ``names`` (the plan's
     value → the file's).
@@ -89,6 +102,7 @@ class Key:
     ] = ()  # values by which the engine is to decide itself: no value of a plan, and not accounted
     holds: tuple[Any, ...] = ()  # the words that the sheet is of, where it takes ``instead`` for any other
     instead: str = ""
+    reads_open: bool = False  # whether ``back`` has something else to go by where the value is nobody's yet
     source: str
 
     def write(self, asked: Values) -> Any:
@@ -202,6 +216,9 @@ class Format:
     )
     moves: Callable[[Values, Values], Iterable[Moved]] | None = (
         None  # bytes that known keys add to or take from the sheet
+    )
+    earlier: Callable[[Values], Iterable[Earlier]] = (
+        lambda _: ()  # what earlier releases of the program took where the file says nothing
     )
     notes: tuple[str, ...] = ()  # what whoever opens a written file must know
     taken: Callable[[str], tuple[str, ...]] | None = (
@@ -390,7 +407,7 @@ class _SaidByRows:
         if value in row.decides:
             self.assumed.append(f"{at} = {_value_text(value)}: the engine decides")
             return
-        if value in (AUTO, UNSET):
+        if value in (AUTO, UNSET) and not (value == UNSET and row.reads_open):
             why = "the training script fills it in" if value == AUTO else "the sheet is made without it"
             self.assumed.append(f"{at} = {value}: {why}")
             return
@@ -445,7 +462,7 @@ OPEN_COUNT = late_pattern(r"\s*(?:\$\{?\w+\}?|\{\{.*\}\}|<.*>)\s*")
 
 def _open_counts(said: Mapping[str, Any]) -> dict[str, str]:
     """Counts of a request that are places of a template."""
-    held = ((key, value) for key, value in said.items() if key in COUNTS and isinstance(value, str))
+    held = ((key, value) for key, value in said.items() if key in OPEN_SIZES and isinstance(value, str))
     return {key: value.strip() for key, value in held if OPEN_COUNT.fullmatch(value)}
 
 

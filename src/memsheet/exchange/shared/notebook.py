@@ -12,7 +12,15 @@ from memsheet.patterns import late_pattern
 MAGIC = late_pattern(r"^([ \t]*)([%!?])((?:[^\\\n]|\\.)*(?:\\\n(?:[^\\\n]|\\.)*)*)", re.MULTILINE)
 LEFT = "pass  # "
 """What stands in the place of a command that is not Python's, which follows as a comment."""
-_COMMAND = late_pattern(rf"^[ \t]*{LEFT}!(.*)$", re.MULTILINE)
+_LINE = late_pattern(
+    rf"^[ \t]*{LEFT}!(?P<command>.*)$"
+    r"|^(?P<name>[A-Za-z_]\w{0,63})[ \t]*=[ \t]*(?:(?P<quote>[\"'])(?P<text>[^\"'\\\n]{0,400})(?P=quote)"
+    r"|(?P<number>\d[\d_.e-]{0,20}))[ \t]*(?:#.*)?$"
+    r"|^[ \t]*(?P<other>[A-Za-z_]\w{0,63})[ \t]*[-+*/|&%]{0,2}=(?!=)",
+    re.MULTILINE,
+)
+"""A command, a plain value that a cell gives a name, or any other."""
+_PLACE = late_pattern(r"(?<!\$)\{([A-Za-z_]\w{0,63})\}|\$([A-Za-z_]\w{0,63})\b")
 OF_PYTHON = ("%%capture", "%%time", "%%timeit", "%%prun")
 """Magics of a cell whose rest is Python; another's is of another language, or is written to a file."""
 
@@ -53,5 +61,18 @@ def _is_python(text: str) -> bool:
 
 
 def notebook_commands(script: str) -> str:
-    """What a notebook's script gives a shell, as a script of the shell's."""
-    return "\n".join(found[1] for found in _COMMAND.finditer(script))
+    """What a notebook's script gives a shell, as a script of the shell's, with the values of plain names in
+    their places (``{name}``, ``$name``: ipython.readthedocs.io, System shell access).
+    """
+    known: dict[str, str] = {}
+    lines: list[str] = []
+    for found in _LINE.finditer(script):
+        if found["name"]:
+            known[found["name"]] = found["text"] or found["number"] or ""
+        elif found["other"]:
+            known.pop(found["other"], None)
+        else:
+            lines.append(
+                _PLACE.sub(lambda place: known.get(place[1] or place[2], place[0]), found["command"])
+            )
+    return "\n".join(lines)

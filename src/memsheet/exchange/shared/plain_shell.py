@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from memsheet.exchange.shared.shell_text import assigned_defaults, ended_comments
+from memsheet.exchange.shared.shell_text import assigned_defaults, ended_comments, named_programs
 from memsheet.exchange.shared.slurm_environment import with_submitted_variables
 from memsheet.frozen import dataclass
 from memsheet.guard.budget import is_long_script
@@ -43,7 +43,7 @@ def plain_scripts(text: str) -> tuple[PlainScript, ...]:
     """The scripts that a text stands for, one where no loop starts anything; the text itself where it is no
     shell's, or asks for more than a launch does. What Slurm gives a batch script stands before it.
     """
-    text = assigned_defaults(ended_comments(with_submitted_variables(text)))
+    text = named_programs(assigned_defaults(ended_comments(with_submitted_variables(text))))
     if is_long_script(text) or not _BUILT.search(text):
         return (PlainScript("", text),)
     return tuple(PlainScript(*way) for way in ways_through(text)) or (PlainScript("", text),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.launched_script import script_launches
@@ -12,11 +12,14 @@ from memsheet.exchange.shared.serve_pods import (
     DOCUMENT_BREAK,
     MOST,
     command_line,
+    config_maps,
     container_gpu_limit,
     pod_containers,
     starts_a_server,
     tree_of,
 )
+from memsheet.exchange.shared.shell_text import named_programs
+from memsheet.exchange.shared.started_scripts import with_started_scripts
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
 
@@ -28,30 +31,84 @@ COUNTED_JOBS = ("PyTorchJob", "TrainJob")
 """Kinds that give torchrun its nodes and processes as PET_* (formats/kubernetes.py, formats/trainjob.py)."""
 TASKS = frozenset({"resources", "num_nodes", "setup", "workdir", "file_mounts"})
 """Of which a task of SkyPilot that runs something has one."""
+SCRIPTS = (".sh", ".bash", ".py")
 LAUNCHER = late_pattern(
     rf"\btorchrun(?=\s)|\bpython3?{SWITCHES}[ ]+-m torch\.distributed\.(?:run|launch)(?=\s)"
 )
 UNCOUNTED_MPI = late_pattern(r"\bmpirun\b(?!.*\s--?np?\s)")
 
 
-def pod_training(name: str, text: str, parse: Callable[[str, str], Any]) -> str | None:
+def pod_training(
+    name: str,
+    text: str,
+    parse: Callable[[str, str], Any],
+    text_of: Callable[[str], str | None] = lambda _: None,
+) -> str | None:
     """The script of the first training that an object of Kubernetes or a task of SkyPilot starts; None of any
-    other text.
+    other text. ``text_of``: that of a shell script which a container starts, by its name, which may start a
+    server, too.
     """
     if "apiVersion" not in text and "run:" in text:
         return _task_training(tree_of(parse, name, text) or {})
     if "apiVersion" not in text or ("containers" not in text and "TrainJob" not in text):
         return None
-    for document in DOCUMENT_BREAK.split(text)[:MOST]:
-        tree = tree_of(parse, name, document)
-        if tree is None or "apiVersion" not in tree:
+    trees, held_scripts = object_trees(name, text, parse), config_scripts(name, text, parse)
+    for tree in trees:
+        if "apiVersion" not in tree:
             continue
         containers = [*pod_containers(tree), *_trainer_of_job(tree)]
-        script = next((line for held in containers if _starts_training(line := command_line(held))), "")
+        lines = [named_programs(command_line(held)) for held in containers]
+        script = (
+            next(filter(_starts_training, lines), "")
+            or _written_out(lines, lambda at: held_scripts.get(_base_name(at)) or text_of(at))
+            or next((line for line in lines if _starts_any(line, held_scripts)), "")
+        )
         if script:
             cards = max((container_gpu_limit(held) or 0 for held in containers), default=0)
             return _counted_script(script, tree, cards)
     return None
+
+
+def object_trees(name: str, text: str, parse: Callable[[str, str], Any]) -> list[Mapping[str, Any]]:
+    """The objects of a file, as many as are read."""
+    return [tree for one in DOCUMENT_BREAK.split(text)[:MOST] if (tree := tree_of(parse, name, one))]
+
+
+def config_scripts(name: str, text: str, parse: Callable[[str, str], Any]) -> dict[str, str]:
+    """Scripts that ConfigMaps of a file hold, by their keys, which are their names where they are mounted
+    (kubernetes.io/docs/concepts/configuration/configmap).
+    """
+    return {
+        str(at): script
+        for held in config_maps(object_trees(name, text, parse)).values()
+        for at, script in held.items()
+        if str(at).endswith(SCRIPTS) and isinstance(script, str)
+    }
+
+
+def _base_name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _starts_any(line: str, scripts: Mapping[str, str]) -> bool:
+    """Whether a command starts one of some scripts in Python."""
+    try:
+        return any(_base_name(one.script) in scripts for one in script_launches(line))
+    except (ValueError, TooMuchError):
+        return False
+
+
+def _written_out(lines: Iterable[str], text_of: Callable[[str], str | None]) -> str:
+    """The first command of containers that starts a script which trains or serves, with that as its function;
+    nothing where a server is started beside.
+    """
+    if any(map(starts_a_server, lines)):
+        return ""
+    for line in lines:
+        whole = named_programs(with_started_scripts(line, text_of))
+        if whole != line and (starts_a_server(whole) or _starts_training(whole)):
+            return whole
+    return ""
 
 
 def _task_training(task: Mapping[str, Any]) -> str | None:

@@ -178,6 +178,12 @@ class ShellScript:
         return None
 
 
+LOOKED_UP = late_pattern(
+    r"\"?\$\((?:which|command -v|type -p)[ \t]+([\w.-]{1,64})(?:[ \t]*2>[ \t]*/dev/null)?[ \t]*\)\"?"
+    r"|`which[ \t]+([\w.-]{1,64})[ \t]*`"
+)
+
+
 def assigned_defaults(text: str) -> str:
     """A script with the defaults that it gives its names without a use of them (``: "${A:=b}"``) as plain
     assignments (``A="${A:-b}"``).
@@ -203,6 +209,11 @@ def ended_comments(text: str) -> str:
             lines[at] = line.rstrip("\\")
         goes_on = lines[at].endswith("\\")
     return "\n".join(lines)
+
+
+def named_programs(text: str) -> str:
+    """A text with the names of programs in place of what looks up where they lie (``$(which swift) sft``)."""
+    return LOOKED_UP.sub(lambda found: found[1] or found[2], text)
 
 
 def unix_lines(text: str) -> str:

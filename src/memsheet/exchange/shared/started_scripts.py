@@ -18,7 +18,7 @@ _STARTED = late_pattern(
     r"(?:^|(?<=[;&|({])|(?<=\bdo)|(?<=\b(?:then|else)))"
     rf"(?P<before>[ \t]*(?:(?:[A-Za-z_]\w*={_VALUE}|exec|time|nohup|env"
     r"|srun(?:(?:[ \t]|\\\n)++--?[\w-]+(?:=[^\s;&|]+|[ \t]+\d[\w:.-]*)?){0,32})(?:[ \t]|\\\n)++){0,48})"
-    r"(?:(?:bash|sh|zsh)[ \t]+(?:-[a-z]+[ \t]+)*)?"
+    r"(?:(?:(?:/usr)?/bin/)?(?:bash|sh|zsh)[ \t]+(?:-[a-z]+[ \t]+)*)?"
     r"(?P<script>\"?(?:\$\(dirname[ \t][^()\n]*\)\"?/)?[\w./${}\"-]{0,400}\w\.(?:sh|bash))\"?"
     r"(?P<words>(?:[ \t](?:[^\n\\;&|]|>&|&>|\\.|\\\n)*)?)(?=$|[;&|])",
     re.MULTILINE,
@@ -33,7 +33,8 @@ def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str
     made: dict[str, str] = {}
 
     def call(found: re.Match[str], depth: int) -> str:
-        script = _FOLDER.sub("", found["script"].replace('"', ""), count=1)
+        plain = found["script"].replace('"', "")
+        script = plain if plain.startswith("/") else _FOLDER.sub("", plain, count=1)
         name = re.sub(r"\W", "_", script) + "_"
         if name not in made:
             held = (

@@ -55,7 +55,10 @@ Refuses = Callable[[CutBlock, Plan], bool]
 
 
 def cut_blocks(part: ModelSpec, plan: Plan) -> Iterator[CutBlock]:
-    """Every weight in blocks that is cut inside one, of a checkpoint that was released so or is asked for."""
+    """Every weight in blocks that is cut inside one, of a checkpoint that was released so or is asked for. A
+    weight that has less than one block along the cut is none: releases leave it whole (NVIDIA/srt-slurm
+    c88ef731 recipes/qwen3.5 serve Qwen3.5-397B-A17B-FP8, whose in_proj_b has 64 rows, on four ranks).
+    """
     if plan.quantization is None:
         return
     for path, weight, times in parameter_tensors(part):
@@ -66,6 +69,8 @@ def cut_blocks(part: ModelSpec, plan: Plan) -> Iterator[CutBlock]:
         shape, routed = held_shape(weight, mesh), weight.role is Role.EXPERT
         gates = 2 if routed and "gate_up" in path else 1
         elements = int(shape[weight.cut]) // gates
+        if int(weight.shape[weight.cut]) // gates < side:
+            continue
         if elements % side and (mesh.etp if routed else mesh.tp) > 1:
             yield CutBlock(path, shape, weight.cut, elements, side, routed, times)
 

@@ -320,3 +320,43 @@ def test_flags_go_over_the_file_that_a_command_names(said: str, tmp_path: Path) 
 def test_files_of_other_trainers_stay_theirs() -> None:
     other = "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\nbf16: true\n"
     assert read_text("args.yaml", other, PARSERS).form.name == "transformers"
+
+
+def checked_over_megatron(more: str, tmp_path: Path, **options: object) -> memsheet.Checked:
+    (tmp_path / "train.sh").write_text(f"{MEGATRON}{more}\n")
+    return memsheet.check(tmp_path / "train.sh", **options)
+
+
+@pytest.mark.parametrize(("packing", "result"), [("true", "does_not_fit"), ("false", "uncertain")])
+def test_rows_over_megatron_may_stay_below_their_limit_unless_they_are_packed(
+    packing: str, result: str, tmp_path: Path
+) -> None:
+    """A batch of short rows was told not to fit: rows are filled up to the longest of them alone."""
+    more = f"--tensor_model_parallel_size 4 --micro_batch_size 32 --global_batch_size 64 --packing {packing}"
+    found = checked_over_megatron(more, tmp_path, gpus="8xA100-40GB")
+    assert found.result is not None
+    assert found.result.value == result
+    assert ("rows are counted with the 2,048 tokens" in found.doubt) == (packing == "false")
+
+
+EXPERTS = (
+    "--model Qwen/Qwen3-30B-A3B --tensor_model_parallel_size 2 --expert_model_parallel_size 2 "
+    "--pipeline_model_parallel_size 2 --sequence_parallel true --recompute_granularity full "
+    "--recompute_method uniform --recompute_num_layers 1 --packing true "
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "result", "told"),
+    [
+        ("", "uncertain", True),
+        ("--expert_tensor_parallel_size 1", "does_not_fit", False),
+        ("--expert_tensor_parallel_size 2", "fits", False),
+    ],
+)
+def test_what_an_earlier_release_took_unasked_leaves_a_verdict_open(
+    more: str, result: str, told: bool, tmp_path: Path
+) -> None:
+    """Experts were cut over the ranks of tensor parallelism before they had a number of their own."""
+    found = checked_over_megatron(f"{EXPERTS}{more}", tmp_path, gpus="8xA100-80GB")
+    assert (found.result and found.result.value, "ms-swift before 3.9" in found.doubt) == (result, told)

@@ -159,3 +159,32 @@ def test_a_recipe_is_torchtunes_whatever_stands_beside(key: str, tmp_path: Path)
     found = memsheet.check(tmp_path / "recipe.yaml", gpus="1xH100-80GB")
     assert [read.form.name for read in found.reads.values()] == ["torchtune"]
     assert found.answer is not None
+
+
+@pytest.mark.parametrize(
+    ("builder", "model"),
+    [
+        ("qwen2.lora_qwen2_0_5b", "qwen2-0.5b"),
+        ("qwen2_5.lora_qwen2_5_1_5b_instruct", "qwen2.5-1.5b-instruct"),
+        ("phi4.lora_phi4_14b", "phi-4"),
+        ("llama3_1.lora_llama3_1_8b", "llama3.1-8b"),
+    ],
+)
+@pytest.mark.parametrize("folder", ["{{ model_dir }}", "/models/ours"])
+def test_a_folder_that_tells_no_model_leaves_it_to_the_builder(builder: str, model: str, folder: str) -> None:
+    text = (
+        f"model:\n  _component_: torchtune.models.{builder}\n  lora_attn_modules: [q_proj]\n  lora_rank: 8\n"
+        f"checkpointer:\n  checkpoint_dir: {folder}\noptimizer:\n  _component_: torch.optim.AdamW\nbatch_size: 2\n"
+    )
+    found = read_text("a.yaml", text, {"json": parse_json, "yaml": parse_yaml})
+    assert found.request["@model"] == model
+
+
+def test_adapters_of_matrices_that_the_library_joins_are_of_the_joined_ones() -> None:
+    text = (
+        "model:\n  _component_: torchtune.models.phi3.lora_phi3_mini\n  lora_attn_modules: [q_proj, v_proj, output_proj]\n"
+        "  apply_lora_to_mlp: True\n  lora_rank: 8\ncheckpointer:\n  checkpoint_dir: /m/Phi-3-mini-4k-instruct\n"
+        "optimizer:\n  _component_: torch.optim.AdamW\n"
+    )
+    found = read_text("a.yaml", text, {"json": parse_json, "yaml": parse_yaml})
+    assert found.request["adapter.targets"] == ["down_proj", "gate_up_proj", "o_proj", "qkv_proj"]

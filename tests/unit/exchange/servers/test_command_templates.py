@@ -6,6 +6,7 @@ import pytest
 
 from memsheet.exchange import read_text
 from memsheet.exchange.servers import servers_in_text
+from memsheet.exchange.servers.command_templates import template_servers
 from memsheet.guard import parse_yaml
 from memsheet.questions.recognised_files import PARSERS
 
@@ -57,4 +58,11 @@ def test_a_value_is_text_and_reaches_no_object() -> None:
 @pytest.mark.parametrize("command", ["vllm serve Qwen/Qwen3-8B", "echo {tensor_parallel}"])
 def test_no_recipe_without_places_or_a_server(command: str) -> None:
     text = f"defaults: {{tensor_parallel: 2}}\ncommand: {command!r}\n"
-    assert [one.name for one in servers_in_text("a.yaml", text, parse_yaml)] != ["command"]
+    assert template_servers("a.yaml", text, parse_yaml) == []
+
+
+def test_a_recipe_in_which_a_key_stands_twice_is_read_as_its_program_loads_it() -> None:
+    """It was read as a shell's text, whose places are no numbers."""
+    found = read_text("a.yaml", RECIPE.format(more="container: vllm-node", given="", line=""), PARSERS)
+    assert found.request["mesh.tp"] == 2
+    assert any("stands twice" in line for line in found.assumed)

@@ -11,7 +11,7 @@ import pytest
 from memsheet import check
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange.shared.notebook import notebook_script
+from memsheet.exchange.shared.notebook import notebook_commands, notebook_script
 from memsheet.guard import parse_json
 
 SCRIPT = """from trl import SFTConfig, SFTTrainer
@@ -140,3 +140,21 @@ def test_what_a_notebooks_commands_train_is_its_job_and_not_what_it_asks_afterwa
     found = check(tmp_path / "tune.ipynb", gpus="8xA100-80GB")
     assert found.answer is not None, found.why_not
     assert found.answer.model.name == model
+
+
+@pytest.mark.parametrize(
+    ("cells", "command"),
+    [
+        (
+            ['MODEL = "a/b-7B"  # base\nROWS = 4', "!run --model {MODEL} --rows $ROWS"],
+            "run --model a/b-7B --rows 4",
+        ),
+        (['MODEL = "a/b-7B"', "MODEL = merged(MODEL)", "!run --model {MODEL}"], "run --model {MODEL}"),
+        (["if big:\n    MODEL = 'a/b-70B'", "!run --model $MODEL"], "run --model $MODEL"),
+        (["N = 2", "!run ${N} {n} {'a': 1}"], "run ${N} {n} {'a': 1}"),
+        (["!run {MODEL}", 'MODEL = "a/b-7B"'], "run {MODEL}"),
+    ],
+)
+def test_a_command_has_the_plain_values_that_names_have_where_it_runs(cells: list[str], command: str) -> None:
+    script = notebook_script(notebook([("code", one) for one in cells]), "a.ipynb", parse_json)
+    assert notebook_commands(script).strip() == command

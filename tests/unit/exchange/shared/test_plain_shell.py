@@ -132,3 +132,13 @@ def test_a_loop_that_calls_a_function_is_a_script_for_each_value() -> None:
 )
 def test_functions_that_nobody_calls_or_that_call_themselves_end(text: str) -> None:
     assert len(plain_scripts(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["$(which swift)", "`which swift`", '"$(command -v swift)"', "$(which swift 2>/dev/null)"]
+)
+def test_a_program_that_is_looked_up_is_the_program(name: str) -> None:
+    """``torchrun $(which swift) sft`` named no model."""
+    command = "swift sft --model Qwen/Qwen3-8B --max_length 2048"
+    text = f"export N=2\ntorchrun --nproc_per_node $N {command.replace('swift', name, 1)}\n"
+    assert command in plain_script(text).text

@@ -447,6 +447,21 @@ def test_a_file_of_flags_has_each_switchs_no_form_and_passes_over_what_is_false(
 
 
 @pytest.mark.parametrize(
+    "more",
+    [
+        "builder_flags: {use_fused_mlp: true}\n",
+        "".join(f"max_{at}: 64\n" for at in ("width", "input", "output", "beams")),
+    ],
+)
+def test_a_file_that_shares_words_with_a_servers_flags_is_not_the_servers(more: str) -> None:
+    """It was told not to start for ``dtype: fp16``, which another program takes."""
+    own = "dtype: fp16\ntensor_parallel_size: 1\npipeline_parallel_size: 1\n"
+    assert read_text("a.yaml", own, PARSERS).form.name == "vllm"
+    with pytest.raises(InputError, match="not recognised"):
+        read_text("a.yaml", own + more, PARSERS)
+
+
+@pytest.mark.parametrize(
     ("start", "word", "said", "left"),
     [
         ("vllm serve", "modelopt", None, ()),

@@ -91,3 +91,13 @@ def test_every_cut_of_a_deployment_is_asked_the_same() -> None:
     found = memsheet.plan_serving(QWEN, gpus="8xH100-80GB", engine="sglang", context=2048, users=4)
     assert found.refused
     assert all(one.plan.mesh.ep > 1 or 1536 // one.plan.mesh.tp % 128 == 0 for one in found.plans)
+
+
+def test_a_weight_that_has_no_block_of_its_own_stops_no_server() -> None:
+    """Four ranks were told not to load a release whose smallest projection has 64 rows, which they do."""
+    found = memsheet.infer(
+        "Qwen/Qwen3.5-397B-A17B-FP8", gpus="4xB200", engine="sglang", tp=4, max_model_len=8192, fix=False
+    )
+    assert found.verdict is not None
+    with pytest.raises(InputError, match="experts' inner size"):
+        memsheet.infer("Qwen/Qwen3-235B-A22B-FP8", gpus="8xH200", engine="sglang", tp=8, max_model_len=8192)

@@ -24,7 +24,7 @@ from memsheet.exchange.formats.swift.commands import (
 from memsheet.exchange.formats.swift.config_files import config_file_values
 from memsheet.exchange.formats.swift.names import KNOWN
 from memsheet.exchange.shared.config_commands import SWIFT_MEGATRON_FILE
-from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.file_format import Earlier, Format, Key, Moved, Values
 from memsheet.exchange.shared.fused_modules import layers_of_modules
 from memsheet.exchange.shared.trainers import comma_separated_names
 from memsheet.frozen import replace
@@ -99,10 +99,18 @@ def _read_dropouts(_: Any, values: Values) -> Mapping[str, Any]:
     return {"dropout": max(rates) if all(isinstance(rate, int | float) for rate in rates) else str(rates)}
 
 
+def _read_row_length(value: Any, values: Values) -> Mapping[str, Any]:
+    """What rows are cut to, which are filled up to the longest of their batch unless they are packed
+    (modelscope/ms-swift v3.10.0 swift/megatron/utils/utils.py:308-317, get_padding_to).
+    """
+    kind = {} if values.get("packing") is True else {"?seq_len_kind": "maximum"}
+    return {"seq_len": value, **kind}
+
+
 MCORE = "-mcore"
 DROPOUTS = ("--hidden-dropout", "--attention-dropout")
 OWN_READING: Mapping[str, Any] = {
-    "--global-batch-size": lambda value, _: {"global_batch": value}, **dict.fromkeys(DROPOUTS, _read_dropouts),
+    "--global-batch-size": lambda value, _: {"global_batch": value}, "--seq-length": _read_row_length, **dict.fromkeys(DROPOUTS, _read_dropouts),
 }  # fmt: skip
 KEYS = (
     _read_only_key("model", lambda v, _: {"@model": v}), _read_only_key("--load", _read_converted), _read_only_key(PROCESSES, read_processes), _read_only_key(NODES, _no_request),
@@ -124,6 +132,7 @@ def _method_of(values: Values) -> Mapping[str, Any]:
     }
 
 
+TENSOR, EXPERT_TENSOR = "--tensor-model-parallel-size", "--expert-tensor-parallel-size"
 OWN_LOSSES, OF_LOSS = ("grpo", "gkd", "rm"), "--cross-entropy-fusion-impl"
 """Methods whose loss is not Megatron's (swift/megatron/trainers), and what moves its logits."""
 
@@ -135,6 +144,17 @@ def _moved_as_there(values: Values, asked: Values) -> Iterable[Moved]:
     return [one for one in found if not (own and one.at == OF_LOSS)]
 
 
+def _earlier_split(values: Values) -> Iterable[Earlier]:
+    """How experts were cut where nothing is said, before the flag had a default of its own: over the ranks of
+    tensor parallelism, as Megatron-LM has it (modelscope/ms-swift v3.7.0 and v3.9.0
+    swift/megatron/argument/megatron_args.py).
+    """
+    degree = values.get(TENSOR, 1)
+    if EXPERT_TENSOR not in values and isinstance(degree, int) and degree > 1:
+        why = f"ms-swift before 3.9 cuts experts over the {degree} tensor-parallel ranks, too, unless {EXPERT_TENSOR} says otherwise"
+        yield Earlier(since=(3, 9), changes={"mesh.etp": degree}, why=why)
+
+
 FORMAT = Format(
     name="swift-megatron", file="train.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said=MEGATRON.said, marks=frozenset({METHOD}),
     parse=_megatron_words, absent=_method_of, preferences=swift_preferences, program_known=lambda _: False,
@@ -143,7 +163,7 @@ FORMAT = Format(
         "teacher_model": (), "ref_model": (), "reward_model": (), "use_vllm": (False,), "loss_type": (), "target_regex": (), "freeze_parameters_ratio": (0, 0.0),
         "virtual_pipeline_model_parallel_size": (1,), "colocate_groups": (),
     },
-    refers=(SWIFT_MEGATRON_FILE,), moves=_moved_as_there,
+    refers=(SWIFT_MEGATRON_FILE,), moves=_moved_as_there, earlier=_earlier_split,
     known=(MEGATRON.known | KNOWN | {
         SWIFT_MEGATRON_FILE, CARDS, "rollout.*", "teacher.*", "nnodes", "teacher_kl_coef",
         "packing", "torch_dtype", "model_author", "finetune", "mcore_model", "mcore_adapter", "lora_dtype", "use_precision_aware_optimizer", "attn_impl",

@@ -15,6 +15,7 @@ from memsheet.exchange.formats.torchtune.checkpoints import (
     FOLDER,
     FULL,
     MODEL,
+    built_by,
     read_checkpoint_folder,
 )
 from memsheet.exchange.formats.torchtune.recipes import (
@@ -58,6 +59,13 @@ OPTIMIZERS = {
     "bitsandbytes.optim.AdamW8bit": ("adamw_8bit", "bnb"), "torchao.optim.AdamW8bit": ("adamw_8bit", "torchao"),
 }  # fmt: skip
 MODULES = {own: name for name, own in ATTENTION_TARGETS.items()}
+FUSING = late_pattern(r"\.phi[34]\.")
+FUSED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"), **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}  # fmt: skip
+"""Of models whose matrices the library joins and torchtune keeps apart (torchtune/models/phi3/
+_component_builders.py): those in which the ones that are adapted lie.
+"""
 WHOLE_LOSS, LOSS_IN_PIECES = "torch.nn.CrossEntropyLoss", "torchtune.modules.loss.LinearCrossEntropyLoss"
 """The recipes take any loss, which then gets whole logits (recipes/lora_finetune_distributed.py, _loss_step).
 """
@@ -114,7 +122,8 @@ def _read_targets(value: Any, values: Values) -> Mapping[str, Any]:
     names = [MODULES.get(str(name), str(name)) for name in value]
     fed = [*FED_TARGETS] if values.get("model.apply_lora_to_mlp") is True else []
     head = [HEAD_TARGET] if values.get("model.apply_lora_to_output") is True else []
-    return {"adapter.targets": sorted([*names, *fed, *head])}
+    fused = FUSED if FUSING.search(built_by(values)) else {}
+    return {"adapter.targets": sorted({fused.get(name, name) for name in (*names, *fed, *head)})}
 
 
 def _of_adapter(key: str) -> Any:
@@ -210,7 +219,7 @@ def _written_dtype(asked: Values) -> Any:
 
 KEYS = (
     _plan_key(MODEL, _read_component, builder_path, "torchtune/models/*/_model_builders.py"),
-    _plan_key(FOLDER, read_checkpoint_folder, checkpoint_folder, "torchtune/training/checkpointing/_checkpointer.py"),
+    _plan_key(FOLDER, read_checkpoint_folder, checkpoint_folder, "torchtune/training/checkpointing/_checkpointer.py", reads_open=True),
     _plan_key("batch_size", _read_batch, _as_asked("microbatch")),
     _plan_key("gradient_accumulation_steps", lambda v, _: {"@accumulation": v}, _as_asked("@accumulation"), usual=1),
     _plan_key("dtype", _read_dtype, _written_dtype, usual="bf16"), _plan_key(LENGTH, _read_length, _as_asked("seq_len")),

@@ -4,11 +4,11 @@ else the builder of its layers. Lines are of pytorch/torchtune at bd2a0fc.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import InputError
-from memsheet.exchange.shared.file_format import Key, Values
+from memsheet.exchange.shared.file_format import UNSET, Key, Values
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 
@@ -26,7 +26,9 @@ BUILDER = late_pattern(
     r"torchtune\.models\.\w+\.(?:q?lora_)?(?P<family>[a-z]+\d*(?:_\d(?=_))?)_(?P<rest>\w+)"
 )
 """A builder's name: the family with its version, whose point is an underline, and the size."""
-POINT = late_pattern(r"(?<![\d_])(\d)_(\d+b)\b")
+POINT = late_pattern(r"(?<![\d_])(\d)_(\d+b)(?![^\W_])")
+ONE_SIZE = {"phi4_14b": "phi-4"}
+"""Builders of models that have one size, which their names leave out (torchtune/models/phi4)."""
 WORDS = late_pattern(r"_(?:\d+e|base)\b")
 
 
@@ -43,7 +45,7 @@ def read_checkpoint_folder(value: Any, values: Values) -> Mapping[str, Any]:
     if told := ALONE.fullmatch(folder):
         folder = str(values.get(told[1], folder))
     name = folder.rstrip("/").removesuffix(f"/{OF_META}").rpartition("/")[2]
-    named = {"@model": name} if name and "$" not in name else {}
+    named = {"@model": name} if name and "$" not in name and folder != UNSET else {}
     return named if named and _is_known_name(name) else {**named, **_built_model(values)}
 
 
@@ -55,9 +57,26 @@ def _is_known_name(name: str) -> bool:
 
 
 def _built_model(values: Values) -> Mapping[str, Any]:
-    told = BUILDER.fullmatch(str(values.get(MODEL, values.get("policy_model._component_", ""))))
-    name = builder_name(told["family"], told["rest"]) if told else ""
-    return {"@model": name} if name and _is_known_name(name) else {}
+    told = BUILDER.fullmatch(built_by(values))
+    names = builder_names(told["family"], told["rest"]) if told else ()
+    name = next(filter(_is_known_name, names), "")
+    return {"@model": name} if name else {}
+
+
+def built_by(values: Values) -> str:
+    """The builder of the layers that train, by its whole name."""
+    return str(values.get(MODEL, values.get("policy_model._component_", "")))
+
+
+def builder_names(family: str, rest: str) -> Iterator[str]:
+    """What the hub may call a model: ``qwen2_5`` and ``0_5b`` are ``qwen2.5-0.5b``, and ``qwen2_0`` and
+    ``5b`` are ``qwen2-0.5b``; one size alone has no name.
+    """
+    yield builder_name(family, rest)
+    first, _, version = family.rpartition("_")
+    if first:
+        yield builder_name(first, f"{version}_{rest}")
+    yield ONE_SIZE.get(f"{family}_{rest}", "")
 
 
 def builder_name(family: str, rest: str) -> str:

@@ -63,7 +63,7 @@ def _read_answer(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 KEYS = (
-    read_only_key(MODEL, _read_component, f"{GENERATE}:90"), read_only_key(FOLDER, read_checkpoint_folder, f"{GENERATE}:47"),
+    read_only_key(MODEL, _read_component, f"{GENERATE}:90"), read_only_key(FOLDER, read_checkpoint_folder, f"{GENERATE}:47", reads_open=True),
     read_only_key("dtype", _read_dtype, f"{GENERATE}:39; {EVALUATE}:478"), read_only_key(ANSWER, _read_answer, f"{GENERATE}:152"),
     read_only_key(LENGTH, lambda v, _: {"serving.max_model_len": v}, f"{EVALUATE}:571"), read_only_key(BATCH, lambda v, _: {"serving.max_sequences": v}, f"{EVALUATE}:572"),
     read_only_key(TP_PLAN, read_elsewhere, "recipes/dev/generate_v2_distributed.py:128"),
