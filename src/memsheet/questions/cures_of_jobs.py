@@ -11,7 +11,17 @@ from memsheet.budget import Answer, Result
 from memsheet.errors import InputError
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.frozen import dataclass, replace
-from memsheet.jobs.cures import BATCH, PLAIN, SHARE, Cure, job_cures, smaller_batches
+from memsheet.jobs.cures import (
+    BATCH,
+    PLAIN,
+    ROWS,
+    SHARE,
+    TOKENS,
+    Cure,
+    job_cures,
+    smaller_batches,
+    smaller_passes,
+)
 from memsheet.jobs.document import fraction_of_plan
 from memsheet.jobs.templates import (
     offload_places,
@@ -20,13 +30,14 @@ from memsheet.jobs.templates import (
     rows_of_example,
     words_in_file,
     words_of_cures,
+    words_of_pass,
 )
 from memsheet.jobs.templates.liger import fused_loss
 from memsheet.jobs.templates.planned import Sizes
 from memsheet.questions.job import answer_job
 from memsheet.questions.job_of_files import JobOfFiles
 from memsheet.questions.solve_job import largest_share
-from memsheet.report.shared.jobs.phases import fullest_instant
+from memsheet.report.shared.jobs.phases import fullest_instant, highest_instant
 
 MOST_TOGETHER = 4
 TOGETHER = "together"
@@ -35,7 +46,9 @@ WORTH_TELLING = 20
 SOURCES: Mapping[str, str] = {
     "sleep": "vLLM 010c211 device_allocator/cumem.py", "offload": "volcengine/verl b178a3cd5 workers/fsdp_workers.py:683, 721",
     "logits": "Wijmans et al. 2024, Cut Your Losses, section 1", "share": "vLLM 010c211 v1/worker/gpu_worker.py, determine_available_memory",
-    "shard": "arXiv:1910.02054 (ZeRO), section 5.3", "batch": "Korthikanti et al. 2022, arXiv:2205.05198, section 4", TOGETHER: "the sum of changes that are told by themselves",
+    "shard": "arXiv:1910.02054 (ZeRO), section 5.3", "batch": "Korthikanti et al. 2022, arXiv:2205.05198, section 4",
+    **dict.fromkeys((ROWS, TOKENS), "volcengine/verl b178a3cd5 workers/actor/dp_actor.py:463-470"),
+    TOGETHER: "the sum of changes that are told by themselves",
 }  # fmt: skip
 
 
@@ -93,7 +106,10 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
     before = int(worst.device.value)
     name = str(document.get("name"))
     words = {**PLAIN, **words_of_cures(name)}
-    phase = fullest_instant(worst).phase
+    phases = tuple(dict.fromkeys((fullest_instant(worst).phase, highest_instant(answer).phase)))
+    for phase in phases:
+        yield from _smaller_passes(document, phase, before, where)
+    phase = phases[0]
     plan: Mapping[str, Any] = next(
         (one["plan"] for one in document["roles"].values() if one.get("trained", True)), {}
     )
@@ -111,6 +127,20 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
         smaller = _accounted_cure(cure, words.get(BATCH), before, where) or smaller
         if smaller is not None and _fits(smaller):
             break  # the largest that fits, else the smallest
+    if smaller is not None and (smaller.saves_bytes * WORTH_TELLING > before or _fits(smaller)):
+        yield smaller
+
+
+def _smaller_passes(
+    document: Mapping[str, Any], phase: str, before: int, where: Mapping[str, Any]
+) -> Iterator[Helps]:
+    """Fewer rows or tokens of one phase's passes: the most with which it fits, else the fewest."""
+    words = dict(zip((ROWS, TOKENS), words_of_pass(str(document.get("name")), phase), strict=True))
+    smaller: Helps | None = None
+    for cure in smaller_passes(document, phase) if any(words.values()) else ():
+        smaller = _accounted_cure(cure, words[cure.kind], before, where) or smaller
+        if smaller is not None and _fits(smaller):
+            break
     if smaller is not None and (smaller.saves_bytes * WORTH_TELLING > before or _fits(smaller)):
         yield smaller
 

@@ -11,7 +11,10 @@ import yaml
 
 import memsheet
 from memsheet.exchange.mistakes import Found
+from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.jobs.phases import phase_needs
+from memsheet.report.shared.look import Look
 
 WILD = Path(__file__).parents[2] / "wild_configs"
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -59,6 +62,12 @@ BESIDE_CRITIC = (
     "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.gpu_memory_utilization=0.6 "
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 critic.ppo_micro_batch_size_per_gpu=2 "
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=4"
+)
+LOGITS = (
+    f"python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path={MODEL} "
+    "data.max_prompt_length=1024 data.max_response_length=8192 actor_rollout_ref.rollout.name=vllm "
+    "actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=8"
 )
 PIPELINED = (
     f"{BESIDE_CRITIC.replace('n_gpus_per_node=4', 'n_gpus_per_node=8')} --config-name=ppo_megatron_trainer "
@@ -140,6 +149,13 @@ CASES: dict[str, tuple[str, str, str]] = {
     "beside a critic": ("run.sh", BESIDE_CRITIC, "4xH100-80GB"),
     "beside a critic of a newer release": ("run.sh", f"{BESIDE_CRITIC} critic.fsdp.forward_prefetch=False", "4xH100-80GB"),
     "beside a critic over Megatron": ("run.sh", PIPELINED, "8xH100-80GB"),
+    "verl's log-probabilities": ("run.sh", f"{LOGITS} actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32", "8xH100-80GB"),
+    "verl's reference": ("run.sh", f"{LOGITS} actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1 actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32", "8xH100-80GB"),
+    "verl's older batch": ("run.sh", f"{LOGITS} actor_rollout_ref.rollout.log_prob_micro_batch_size=256", "8xH100-80GB"),
+    "verl's packed log-probabilities": ("run.sh", f"{LOGITS} actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=262144", "8xH100-80GB"),
+    "verl's update": ("run.sh", f"{LOGITS.replace('ppo_micro_batch_size_per_gpu=2', 'ppo_micro_batch_size_per_gpu=32')} actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1", "8xH100-80GB"),
+    "verl's packed update": ("run.sh", f"{LOGITS} actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1 actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=False actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=262144", "8xH100-80GB"),
+    "verl's critic": ("run.sh", f"{BESIDE_CRITIC.replace('critic.ppo_micro_batch_size_per_gpu=2', 'critic.ppo_micro_batch_size_per_gpu=256').replace('n_gpus_per_node=4', 'n_gpus_per_node=8')} critic.forward_micro_batch_size_per_gpu=1", "8xH100-80GB"),
     "openrlhf": ("run.sh", OPENRLHF, "2xA100-80GB"),
     "slime": ("run.sh", SLIME, "2xA100-40GB"),
     "nemo-rl's pairs": ("dpo.yaml", NEMO, "1xRTX4090"),
@@ -257,6 +273,46 @@ def test_a_change_written_as_it_is_printed_gives_what_it_promised(tmp_path: Path
             **told,
             "saves": one.saves_bytes,
         }
+
+
+OWN_BATCHES = {
+    "verl's log-probabilities": "rollout.log_prob_micro_batch_size_per_gpu=", "verl's reference": "ref.log_prob_micro_batch_size_per_gpu=",
+    "verl's older batch": "rollout.log_prob_micro_batch_size=null actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=",
+    "verl's packed log-probabilities": "rollout.log_prob_max_token_len_per_gpu=", "verl's update": "actor.ppo_micro_batch_size_per_gpu=",
+    "verl's packed update": "actor.ppo_max_token_len_per_gpu=", "verl's critic": "critic.ppo_micro_batch_size_per_gpu=",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN_BATCHES)
+def test_a_batch_of_one_pass_alone_is_told_and_changes_the_verdict(tmp_path: Path, case: str) -> None:
+    """A pass that is too large is not mended by another's option: none was offered."""
+    file, text, gpus = CASES[case]
+    (tmp_path / file).write_text(text)
+    found = memsheet.check(tmp_path / file, gpus=gpus)
+    assert found.result is not memsheet.Result.FITS
+    own = [str(one.cure) for rule, one in found.mistakes if rule.id in ("job-rows", "job-tokens")]
+    assert [one for one in own if OWN_BATCHES[case] in one], (own, found.mistakes)
+    results = [read_back(tmp_path, file, text, one, gpus).result for one in own]
+    assert memsheet.Result.FITS in results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_jobs_range_is_that_of_its_phases_and_its_doubt_is_told_first(tmp_path: Path, case: str) -> None:
+    """The rows' ends were those of one instant alone, and without what the files leave open."""
+    file, text, gpus = CASES[case]
+    (tmp_path / file).write_text(text)
+    found = memsheet.check(tmp_path / file, gpus=gpus)
+    assert found.answer is not None
+    verdict = found.answer.verdict
+    assert verdict is not None
+    sheet = next(one for one in found.answer.sheets if one.rank == verdict.rank)
+    needs = list(phase_needs(sheet, found.answer.cluster, verdict.device))
+    for end in ("low", "high"):
+        ends = [int(getattr(need.device, end)) for need in needs]
+        assert max(ends) == int(getattr(verdict.device, end)), (end, ends, verdict.device)
+    parts = render_checked(found, Look(width=100)).split("\n\n")
+    told = parts[1].startswith("Because")
+    assert told is (verdict.result is memsheet.Result.UNCERTAIN), parts[:2]
 
 
 @pytest.mark.parametrize("case", CASES)

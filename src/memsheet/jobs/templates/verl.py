@@ -4,10 +4,7 @@ overrides say it (``trainer.main_ppo``).
 Lines are of volcengine/verl b178a3cd5, under verl. The rollout engine has a process of its own
 (workers/rollout/vllm_rollout/vllm_async_server.py) and sleeps at level 2, at level 1 where adapters are sent
 (:569; workers/engine_workers.py:602). The trainer empties its allocator's cache before the engine wakes
-(workers/fsdp_workers.py:679, 750). What logits take was counted of the same operations
-(workers/actor/dp_actor.py:240-270, utils/torch_functional.py:104, 215-231) with torch 2.13: without entropy
-the gradient is written over them and divided by the temperature once more, and entropy that is not compiled
-makes fp32 copies.
+(workers/fsdp_workers.py:679, 750). What logits take is where verl's losses are (exchange/formats/verl).
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.formats.verl.batches import removes_padding, row_length
-from memsheet.exchange.formats.verl.losses import has_critic
+from memsheet.exchange.formats.verl.losses import has_critic, learnt_logit_bytes, read_logit_bytes
 from memsheet.exchange.formats.verl.sharded import DTYPES
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
@@ -39,13 +36,6 @@ from memsheet.units import MIB
 
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
 OF_CRITICS_FSDP = f"{CRITIC}.fsdp."
-LEARNT, LEARNT_ENTROPY, READ, READ_ENTROPY = (4, 4, 4), (4, 16, 28), (2, 2, 4), (2, 4, 12)
-"""Bytes of a logit: where it is learnt from, without entropy and with it, and where it is only read. Compiled
-entropy makes no copies (workers/actor/dp_actor.py:90), and autocast's fp32 where it is not: three of them
-where it is read; with their gradients six. Newer releases divide them by the temperature into a second
-tensor, beside which the first is there as long as they are read (1dda039
-workers/engine/fsdp/transformer_impl.py:1353-1357, 1450), and is gone when backward begins.
-"""
 MEGATRON_LOGITS = (2, 6, 12)
 """Of Megatron-Core, a rank's part: in sixteen bits at the least; with fp32 and its copy for entropy at the
 most (workers/actor/megatron_actor.py:649-657).
@@ -324,14 +314,14 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     if not is_on(values, BYPASS, usual=False):
         found.append({
             "name": "old_log_prob", "active": "actor", "work": "forward", "plan": plan, "residents": reading,
-            **_read_logits(values, plan, READ_ENTROPY),
+            **_read_logits(values, plan, entropy=True),
         })  # fmt: skip
     if _has_reference(values):
         own = _log_prob_plan(values, REF) or plan
         role = "actor" if _trains_adapters(values) else "reference"
         found.append({
             "name": "ref", "active": role, "work": "forward", "plan": own, "residents": reading if role == "actor" else training,
-            **_read_logits(values, own, READ),
+            **_read_logits(values, own, entropy=False),
         })  # fmt: skip
     if has_critic(values):
         states_away = _offloaded_parts(values, _critic_place(values))[1]
@@ -390,23 +380,22 @@ def _has_fused_kernels(values: Values) -> bool:
     return is_on(values, f"{ACTOR}.use_fused_kernels", usual=usual)
 
 
-def _read_logits(values: Values, plan: Mapping[str, int], each: tuple[int, int, int]) -> dict[str, Any]:
+def _read_logits(values: Values, plan: Mapping[str, int], *, entropy: bool) -> dict[str, Any]:
     if _has_fused_kernels(values):
         return {}
     why = "of all tokens, read only (workers/actor/dp_actor.py:240)"
     if not is_sharded(values):  # whose sequences ranks may share
         return {"logits": {"bytes": list(MEGATRON_LOGITS), "why": why}}
-    return {"logits": logits_key(plan.get("microbatch", 0) * plan.get("seq_len", 0), each, why)}
+    tokens = plan.get("microbatch", 0) * plan.get("seq_len", 0)
+    return {"logits": logits_key(tokens, read_logit_bytes(values, tokens, entropy=entropy), why)}
 
 
 def _learnt_logits(values: Values) -> dict[str, Any]:
     """Of the update; in Megatron-Core the actor's own sheet has them."""
     if _has_fused_kernels(values) or not is_sharded(values):
         return {}
-    coefficient = held_value(values, f"{ACTOR}.entropy_coeff", 0)
-    entropy = is_on(values, f"{ACTOR}.calculate_entropy", usual=False) or coefficient not in (0, 0.0)
     why = "of all tokens, with their gradient (workers/actor/dp_actor.py:240, utils/torch_functional.py:104)"
-    return {"logits": {"bytes": list(LEARNT_ENTROPY if entropy else LEARNT), "why": why}}
+    return {"logits": {"bytes": list(learnt_logit_bytes(values)), "why": why}}
 
 
 def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:

@@ -12,7 +12,14 @@ from memsheet.errors import printable_line
 from memsheet.jobs.limits import SHARE, JobLimit
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.screen.table import VERDICTS, answer_note_lines, deciding_sheet, percent_share
-from memsheet.report.shared.jobs.phases import PhaseNeed, fullest_instant, phase_needs, role_rows
+from memsheet.report.shared.jobs.phases import (
+    LACKS,
+    PhaseNeed,
+    doubted_reasons,
+    fullest_instant,
+    phase_needs,
+    role_rows,
+)
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.sizes import (
     headroom_phrase,
@@ -33,9 +40,9 @@ Help = tuple[str, str, Answer]
 """What to write, what it mends, and the answer with it."""
 
 
-def render_job(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> str:
-    """The whole screen as text that ends in a newline."""
-    return render_parts(_job_sections(answer, look, helps), look)
+def render_job(answer: Answer, look: Look, helps: tuple[Help, ...] = (), doubt: str = "") -> str:
+    """The whole screen as text that ends in a newline. ``doubt``: why files leave the verdict open."""
+    return render_parts(_job_sections(answer, look, helps, doubt), look)
 
 
 def render_job_limit(limit: JobLimit, look: Look) -> str:
@@ -69,10 +76,15 @@ def _beyond_sections(
     yield from _job_sections(answer, look)
 
 
-def _job_sections(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> Iterator[RenderableType]:
+def _job_sections(
+    answer: Answer, look: Look, helps: tuple[Help, ...] = (), doubt: str = ""
+) -> Iterator[RenderableType]:
     sheet = deciding_sheet(answer)
     look = look_with_exact_digits(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
     yield _job_headline(answer, sheet, look)
+    reasons = [*doubted_reasons(answer), *([doubt] if doubt else [])]
+    if reasons:
+        yield labelled_row("Because", "bold", reasons, look, between="; ")
     if helps:
         yield _help_table(helps, look)
     yield _role_table(answer)
@@ -111,6 +123,8 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         and sheet.device.low <= cluster.device.framework_high_bytes
     ):
         left, where = (), "a server does not start: its pool is too small for one sequence of its longest"
+    elif verdict.result is Result.UNCERTAIN and any(LACKS in note for note in answer.notes):
+        left = ()  # what its pool lacks is none of the card's
     phrases = (*host, *need_and_room(cluster.device, verdict, look), *left, _card_words(sheet), where)
     return labelled_row(word, style, phrases, look)
 
@@ -171,7 +185,8 @@ def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     from rich.console import Group
 
     roles = tuple(dict.fromkeys(item.path.partition("/")[0] for item in sheet.items))
-    needs = tuple(phase_needs(sheet, answer.cluster))
+    told = answer.verdict.device if answer.verdict is not None else None
+    needs = tuple(phase_needs(sheet, answer.cluster, told if sheet is deciding_sheet(answer) else None))
     heads = ("phase", "fullest in", look.unit, "range", "free")
     rows = [_phase_cells(need, look) for need in needs]
     shares = [[look.cell(need.by_role.get(role, 0)) for role in roles] for need in needs]
