@@ -36,7 +36,7 @@ from memsheet.jobs.templates.liger import fused_loss
 from memsheet.jobs.templates.planned import Sizes
 from memsheet.questions.job import answer_job
 from memsheet.questions.job_of_files import JobOfFiles
-from memsheet.questions.solve_job import largest_share
+from memsheet.questions.solve_job import largest_share, least_share_above
 from memsheet.report.shared.jobs.phases import fullest_instant, highest_instant
 
 MOST_TOGETHER = 4
@@ -169,14 +169,16 @@ def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         found = largest_share(document, where)
     except InputError:
         return
-    if found.largest is not None:
-        frees = before - max(int(sheet.device.value) for sheet in found.answer.sheets)
-        given = max((fraction_of_plan(role["plan"]) or 0 for role in document["roles"].values()), default=0)
-        says = (
-            "the server's pool is too small for one sequence of its longest" if found.largest > given
-            else f"the server's share leaves {phase} too little"
-        )  # fmt: skip
-        yield Helps(kind=SHARE, says=says, words=words.format(share=found.largest), answer=found.answer, saves_bytes=frees)  # fmt: skip
+    if found.largest is None:
+        return
+    given = max((fraction_of_plan(role["plan"]) or 0 for role in document["roles"].values()), default=0)
+    share, after = found.largest, found.answer
+    says = f"the server's share leaves {phase} too little"
+    if share > given:
+        share, after = least_share_above(document, given, found, where)
+        says = "the server's pool is too small for one sequence of its longest"
+    frees = before - max(int(sheet.device.value) for sheet in after.sheets)
+    yield Helps(kind=SHARE, says=says, words=words.format(share=share), answer=after, saves_bytes=frees)
 
 
 def mistakes_of_job(found: JobOfFiles, text: str) -> tuple[tuple[Rule, Found], ...]:

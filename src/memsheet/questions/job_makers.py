@@ -10,7 +10,7 @@ from memsheet.errors import InputError
 from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD, is_guessed_method
 from memsheet.exchange.formats.verl.losses import ROLES
-from memsheet.exchange.formats.verl.strategies import foreign_engine
+from memsheet.exchange.formats.verl.strategies import foreign_engine, sequence_ranks
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.script_places import COLOCATED, OF_TRAINER, SCRIPT
@@ -48,6 +48,7 @@ from memsheet.jobs.templates.trl_values import (
     ppo_document,
 )
 from memsheet.jobs.templates.verl import (
+    exchanged_keys,
     has_shorter_rows,
     open_words,
     unsaid_longest,
@@ -55,6 +56,7 @@ from memsheet.jobs.templates.verl import (
     with_machines_of,
 )
 from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.model import Attention
 from memsheet.plan.workload import Training
 from memsheet.questions.job import answer_job
 from memsheet.sheet import Component, Instant
@@ -76,7 +78,7 @@ def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made |
     away = tuple(name for name, role in found["roles"].items() if role["plan"]["task"] == "train")
     return Made(
         found, open_words(values), has_shorter_rows(values), over, elsewhere=away if foreign else (),
-        unsaid_longest=own,
+        unsaid_longest=own, accounted=exchanged_keys(values, _sizes_of(answer)), row_ranks=sequence_ranks(values) or 1,
     )  # fmt: skip
 
 
@@ -90,7 +92,19 @@ def _of_launcher(
 
 
 def _sizes_of(answer: Answer) -> Sizes:
-    return Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden, layers=answer.model.layers)
+    model = answer.model
+    mixers = list(model.mixers())
+    plain = [one for one in mixers if isinstance(one, Attention)]
+    if len(plain) < len(mixers):
+        plain = []
+    return Sizes(
+        vocab=model.vocab,
+        hidden=model.hidden,
+        layers=model.layers,
+        queries=max((one.heads * one.head_dim for one in plain), default=0),
+        keys=max((one.kv_heads * one.head_dim for one in plain), default=0),
+        key_heads=min((one.kv_heads for one in plain), default=0),
+    )
 
 
 def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:

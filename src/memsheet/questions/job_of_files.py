@@ -64,6 +64,8 @@ class JobOfFiles(NamedTuple):
     """By their names, models as they stand in for those that nobody knows."""
     file: str = ""
     """Which of the files says the job's settings."""
+    row_ranks: int = 1
+    """Ranks that share a row."""
 
     @property
     def least_bytes(self) -> int:
@@ -243,6 +245,7 @@ def job_of_files(
         made.elsewhere,
         known_models,
         name,
+        made.row_ranks,
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.formats.verl.batches import removes_padding, row_length
-from memsheet.exchange.formats.verl.losses import has_critic, learnt_logit_bytes, read_logit_bytes
+from memsheet.exchange.formats.verl.losses import ULYSSES, has_critic, learnt_logit_bytes, read_logit_bytes
 from memsheet.exchange.formats.verl.sharded import DTYPES
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
@@ -31,7 +31,7 @@ from memsheet.exchange.formats.verl.strategies import (
 )
 from memsheet.exchange.shared.file_format import Values
 from memsheet.jobs.templates.option import logits_key
-from memsheet.jobs.templates.planned import Sizes, card_count, on_cards
+from memsheet.jobs.templates.planned import Sizes, card_count, extra_item, on_cards
 from memsheet.units import MIB
 
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
@@ -44,6 +44,8 @@ BUCKET = 2048
 """Mebibytes of the buffer that weights are sent through (trainer/config/rollout/rollout.yaml,
 update_weights_bucket_megabytes).
 """
+SIXTEEN_BITS = 2
+"""Bytes of an element of what attention reads, whose kernel takes no other."""
 UNSAID_ROWS = 1
 """Of a pass whose rows nobody says, the least that it can take."""
 LONGEST = f"{ROLLOUT}.max_model_len"
@@ -72,7 +74,7 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     if placed is None:
         return None
     return {
-        "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _verl_phases(values, sizes), "notes": _verl_notes(values), **placed,
+        "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _with_exchanges(_verl_phases(values, sizes), values, actor, sizes), "notes": _verl_notes(values), **placed,
     }  # fmt: skip
 
 
@@ -297,6 +299,22 @@ def _resting_roles(values: Values) -> dict[str, str]:
     return found
 
 
+def _with_exchanges(
+    phases: list[dict[str, Any]], values: Values, actor: Mapping[str, Any], sizes: Sizes
+) -> list[dict[str, Any]]:
+    """The phases with what ranks that share rows exchange where the actor or its reference works."""
+    for phase in phases:
+        plan = {**actor, **phase.get("plan", {})}
+        steps = ("forward",) if phase.get("work") == "forward" else ("forward", "backward")
+        more = _exchanged_heads(values, plan, sizes, steps) if phase.get("active") in OF_ACTOR else []
+        if more:
+            phase["items"] = [*phase.get("items", ()), *more]
+    return phases
+
+
+OF_ACTOR = ("actor", "reference")
+
+
 def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     """The phases of a step, by the names that verl's own timers have (trainer/ppo/ray_trainer.py, fit)."""
     rests = _resting_roles(values)
@@ -337,6 +355,35 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
         ]
     last = {"name": "update_actor", "active": "actor", "residents": {**training, "actor": "whole"}}
     return [*found, {**last, **_learnt_logits(values)}]
+
+
+EXCHANGES = 4
+"""Of a token's queries: as all of its heads' positions have them, and of what attention gives the parts that
+are sent, those that come, and their sum (utils/ulysses.py, all_to_all_tensor).
+"""
+
+
+def _exchanged_heads(
+    values: Values, plan: Mapping[str, Any], sizes: Sizes, instants: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """What ranks of Ulysses have in a layer beside their part of each row: copies by heads of the queries, keys
+    and values that the layer still holds by positions, and what they are exchanged through (models/transformers/
+    monkey_patch.py, _ulysses_flash_attention_forward). The layer's widest moment is mostly another, its
+    feed-forward's; then none of it.
+    """
+    ranks = sequence_ranks(values) or 1
+    if ranks < 2 or not sizes.queries:
+        return []
+    repeats = max(1, ranks // sizes.key_heads)
+    tokens = (plan.get("microbatch") or 1) * (plan.get("seq_len") or 0)
+    most = SIXTEEN_BITS * tokens * (EXCHANGES * sizes.queries + 2 * repeats * sizes.keys)
+    why = "attention over ranks that exchange positions for heads"
+    return [extra_item("temporaries", "exchanged_heads", (0, 0, most), why, *instants)]
+
+
+def exchanged_keys(values: Values, sizes: Sizes) -> frozenset[str]:
+    """The key of ranks that share rows, where what they exchange is of the phases."""
+    return frozenset({ULYSSES} if (sequence_ranks(values) or 1) > 1 and sizes.queries else ())
 
 
 def _log_prob_plan(values: Values, place: str) -> dict[str, int] | None:
