@@ -64,26 +64,28 @@ class Helps:
 
 
 def what_helps(
-    answer: Answer, where: Mapping[str, Any], *, write: Callable[[str], str] = str
+    answer: Answer, where: Mapping[str, Any], *, write: Callable[[str], str] = str, row_ranks: int = 1
 ) -> tuple[Helps, ...]:
     """Changes that free a part worth telling, or with which it fits, the most first; none of what fits.
-    ``write``: a change's words as they are typed where the job is started.
+    ``write``: a change's words as they are typed where the job is started; ``row_ranks``: that share a row.
     """
     if answer.job is None or answer.verdict is None or answer.verdict.result is Result.FITS:
         return ()
-    alone = [*_accounted_cures(answer, where), *_smaller_share(answer, where)]
+    alone = [*_accounted_cures(answer, where, row_ranks), *_smaller_share(answer, where)]
     found = sorted(alone, key=lambda one: (not _fits(one), -one.saves_bytes))
-    together = () if any(map(_fits, found)) else tuple(_all_together(answer, where, write))
+    together = () if any(map(_fits, found)) else tuple(_all_together(answer, where, write, row_ranks))
     return (*together, *(replace(one, words=write(one.words)) for one in found))
 
 
-def _all_together(answer: Answer, where: Mapping[str, Any], write: Callable[[str], str]) -> Iterator[Helps]:
+def _all_together(
+    answer: Answer, where: Mapping[str, Any], write: Callable[[str], str], row_ranks: int
+) -> Iterator[Helps]:
     """One change after another, each the best of those that are left, where they make it fit."""
     taken: list[Helps] = []
     now = answer
     for _ in range(MOST_TOGETHER):
         before = {one.words for one in taken}
-        left = [one for one in _accounted_cures(now, where) if one.words not in before]
+        left = [one for one in _accounted_cures(now, where, row_ranks) if one.words not in before]
         if not left:
             return
         best = max(left, key=lambda one: (_fits(one), one.saves_bytes))
@@ -100,7 +102,7 @@ def _fits(one: Helps) -> bool:
     return one.answer.verdict is not None and one.answer.verdict.result is Result.FITS
 
 
-def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
+def _accounted_cures(answer: Answer, where: Mapping[str, Any], row_ranks: int) -> Iterator[Helps]:
     document: Mapping[str, Any] = answer.job or {}
     worst = max(answer.sheets, key=lambda sheet: sheet.device.value)
     before = int(worst.device.value)
@@ -108,7 +110,7 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
     words = {**PLAIN, **words_of_cures(name)}
     phases = tuple(dict.fromkeys((fullest_instant(worst).phase, highest_instant(answer).phase)))
     for phase in phases:
-        yield from _smaller_passes(document, phase, before, where)
+        yield from _smaller_passes(document, phase, before, where, row_ranks)
     phase = phases[0]
     plan: Mapping[str, Any] = next(
         (one["plan"] for one in document["roles"].values() if one.get("trained", True)), {}
@@ -132,13 +134,18 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
 
 
 def _smaller_passes(
-    document: Mapping[str, Any], phase: str, before: int, where: Mapping[str, Any]
+    document: Mapping[str, Any], phase: str, before: int, where: Mapping[str, Any], row_ranks: int
 ) -> Iterator[Helps]:
     """Fewer rows or tokens of one phase's passes: the most with which it fits, else the fewest."""
-    words = dict(zip((ROWS, TOKENS), words_of_pass(str(document.get("name")), phase), strict=True))
+    active = next((one.get("active") for one in document["phases"] if one["name"] == phase), None)
+    said = words_of_pass(str(document.get("name")), phase, str(active))
+    words = dict(zip((ROWS, TOKENS), said, strict=True))
     smaller: Helps | None = None
     for cure in smaller_passes(document, phase) if any(words.values()) else ():
-        smaller = _accounted_cure(cure, words[cure.kind], before, where) or smaller
+        whole = replace(
+            cure, numbers=(*cure.numbers, ("whole", row_ranks * int(dict(cure.numbers)["count"])))
+        )
+        smaller = _accounted_cure(whole, words[cure.kind], before, where) or smaller
         if smaller is not None and _fits(smaller):
             break
     if smaller is not None and (smaller.saves_bytes * WORTH_TELLING > before or _fits(smaller)):
@@ -194,7 +201,12 @@ def mistakes_of_job(found: JobOfFiles, text: str) -> tuple[tuple[Rule, Found], .
                 saves_bytes=one.saves_bytes,
             ),
         )
-        for one in what_helps(answer, found.where, write=lambda words: words_in_file(words, own, text))
+        for one in what_helps(
+            answer,
+            found.where,
+            write=lambda words: words_in_file(words, own, text),
+            row_ranks=found.row_ranks,
+        )
     )
 
 

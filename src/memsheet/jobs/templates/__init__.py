@@ -98,8 +98,21 @@ PASSES: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "update_critic": ("critic.ppo_micro_batch_size_per_gpu={count}", "critic.ppo_max_token_len_per_gpu={count}"),
         "update_actor": ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={count}", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu={count}"),
     },
+    "areal": {
+        **dict.fromkeys(("old_log_prob", "update_actor"), ("", "actor.mb_spec.max_tokens_per_mb={whole}")),
+        "ref": ("", "ref.mb_spec.max_tokens_per_mb={whole}"), "teacher": ("", "teacher.mb_spec.max_tokens_per_mb={whole}"),
+        **dict.fromkeys(("values", "update_critic"), ("", "critic.mb_spec.max_tokens_per_mb={whole}")),
+    },
+    "roll": {
+        **dict.fromkeys(("old_log_prob", "ref of actor"), ("actor_train.infer_batch_size={count}", "")),
+        "ref": ("reference.infer_batch_size={count}", ""), "values": ("critic.infer_batch_size={count}", ""),
+        "update_actor": ("actor_train.training_args.per_device_train_batch_size={count}", ""),
+        "update_critic": ("critic.training_args.per_device_train_batch_size={count}", ""),
+    },
 }  # fmt: skip
-"""What to write for fewer rows and for fewer tokens of one phase's passes, where each has options of its own."""
+"""What to write for fewer rows and for fewer tokens of one phase's passes, where each has options of its own:
+``count`` of a rank, and ``whole`` of all ranks that share a row.
+"""
 OF_CRITIC, OF_NEWER_CRITIC = "critic.model.fsdp_config", "critic.fsdp"
 """Where verl's critic is set, and in releases since (verl-project/verl 1dda039)."""
 KEYS = late_pattern(r"\w+: [\w.]+(?:, \w+: [\w.]+)*")
@@ -127,11 +140,12 @@ def words_of_cures(name: str) -> Mapping[str, str]:
     return WORDS.get(name, {})
 
 
-def words_of_pass(name: str, phase: str) -> tuple[str, str]:
-    """What to write for fewer rows and for fewer tokens of a phase's passes, of a job by its name; empty where
-    the program has no option for the phase alone.
+def words_of_pass(name: str, phase: str, active: str) -> tuple[str, str]:
+    """What to write for fewer rows and for fewer tokens of a phase's passes, in which the role ``active``
+    works, of a job by its name; empty where the program has no option for the phase alone.
     """
-    return PASSES.get(name, {}).get(phase, ("", ""))
+    known = PASSES.get(name, {})
+    return known.get(f"{phase} of {active}", known.get(phase, ("", "")))
 
 
 def offload_places(role: str, engine: str) -> dict[str, str]:
