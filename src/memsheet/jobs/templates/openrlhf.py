@@ -44,14 +44,14 @@ from memsheet.jobs.templates.planned import (
 )
 
 NAMES = {ACTOR: "actor", REFERENCE: "reference", CRITIC: "critic", SCORER: "reward", ROLLOUT: "rollout"}
-LEARNT, LEARNT_ENTROPY, READ = (8, 10, 18), (8, 14, 30), (6, 6, 8)
+LEARNT, LEARNT_ENTROPY, READ = (8, 10, 10), (8, 14, 14), (6, 6, 8)
 """Bytes of a logit: it is computed in sixteen bits and raised to fp32, in which Flash-Attention's kernel
 keeps it and makes its gradient, which is cast while the logits are still held (models/actor.py:267, :285,
-models/utils.py:139-163; flash-attn 2.8.3 ops/triton/cross_entropy.py, not in place). Without that kernel two
-gradients more, of what is gathered and of the log of a sum. Entropy is compiled: one gradient more, and its
-probabilities and products where it is not (models/utils.py:182).
+models/utils.py:139-163; flash-attn 2.8.3 ops/triton/cross_entropy.py, not in place). The kernel is always
+there: the model is not imported without the package (models/ring_attn_utils.py:3). Entropy is compiled: one
+gradient more, and no copy of its probabilities (models/utils.py:182; exchange/formats/verl/losses.py).
 """
-OF_PAIRS = (8, 10, 18)
+OF_PAIRS = (8, 10, 10)
 """With the reference's logits, which are read while the policy's in fp32 are held
 (trainer/dpo_trainer.py:157-164).
 """
