@@ -78,17 +78,16 @@ def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
     if not placed or not read or not isinstance(share, int | float) or not 0 < share <= 1:
         return None
     roles = {NAMES[role]: _role_of_group(role, values, actor, model) for role in placed}
+    phases = _step_phases(values, placed, read, sizes)
+    ring, known = least_one(values, RING_SIZE, 1) or 1, {role["model"] for role in roles.values()} == {model}
+    counted = ring > 1 and sizes.queries > 0 and known
+    for phase in phases if counted else ():
+        _add_ring_buffers(phase, roles, values, sizes)
     document = {
-        "schema": SCHEMA, "name": "openrlhf", "roles": roles, "phases": _step_phases(values, placed, read, sizes),
+        "schema": SCHEMA, "name": "openrlhf", "roles": roles, "phases": phases,
         "placement": {NAMES[role]: list(place) for role, place in placed.items()},
     }  # fmt: skip
-    ring = least_one(values, RING_SIZE, 1) or 1
-    if ring > 1 and sizes.queries and {role["model"] for role in roles.values()} == {model}:
-        for phase in document["phases"]:
-            _add_ring_buffers(phase, roles, values, sizes)
-        passed = frozenset({RING})
-    else:
-        passed = frozenset()
+    passed = frozenset({RING} if counted else ())
     return Made(document, _left_open(values, placed), shorter_rows=True, accounted=passed, row_ranks=ring)
 
 
