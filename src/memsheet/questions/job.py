@@ -299,5 +299,6 @@ def _read_phase(phase: WrittenPhase, roles: Mapping[str, _Read]) -> Phase:
             whole.pop("global_batch", None)
         plan = _resolve_role(whole, active.role.model, active.cluster).plan
     return Phase(
-        name=phase.name, active=phase.active, work=phase.work, plan=plan, residents=phase.residents, logits=phase.logits, extras=phase.extras
+        name=phase.name, active=phase.active, work=phase.work, plan=plan, residents=phase.residents, logits=phase.logits, extras=phase.extras,
+        joined=phase.joined,
     )  # fmt: skip

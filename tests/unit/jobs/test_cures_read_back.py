@@ -134,6 +134,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     **{script: ("run.sh", f"{EXAMPLES}/{script}.py {SMALLER} --reward_model_path {REWARDS} --max_new_tokens 256", "2xRTX4090") for script in ("dpo_online", "xpo", "nash_md")},
     **{script: ("run.sh", f"{EXAMPLES}/{script}.py {SMALLER}", "2xRTX4090") for script in ("tpo", "bco", "cpo")},
     "two students": ("run.sh", f"{EXAMPLES}/gold.py {SMALLER} --teacher_model_name_or_path {MODEL} --use_vllm true --vllm_mode colocate", "2xA100-40GB"),
+    "policy and critic as one": ("run.sh", f"{EXAMPLES}/ppo/ppo.py {SMALLER} --sft_model_path {REWARDS} --reward_model_path {REWARDS} --response_length 256", "2xA100-40GB"),
     "leave one out": ("run.sh", f"trl rloo {PAIRS.replace('batch_size 6', 'batch_size 8')} {SERVED} --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.3", "8xA100-80GB"),
     "axolotl with a server": ("axo.yml", AXOLOTL.replace("METHOD", "grpo") + "trl: {use_vllm: true, vllm_mode: colocate, num_generations: 8, max_completion_length: 1024}\nvllm: {gpu_memory_utilization: 0.3}\n", "4xA100-80GB"),
     "a critic": ("lf.yaml", FACTORY.replace("stage: dpo", "stage: ppo").replace("pref_loss: METHOD", f"reward_model: {MODEL}"), "4xA100-80GB"),
