@@ -79,7 +79,9 @@ def _card_sheet(accounted: _Accounted, stages: Stages, cards: list[int]) -> Shee
         parts = {role.name: _role_items(accounted, phase, role, stages[role.name]) for role in roles}
         steps = _instants_of(parts.get(phase.active or "", ()))
         order += [step.of_phase(phase.name) for step in steps]
-        for item in _phase_rows(phase, roles, parts, steps):
+        joined = next((role for role in roles if role.name == phase.joined), None)
+        beside = _saved_at_once(accounted.sheet_of(joined, stages[joined.name]), steps) if joined else None
+        for item in _phase_rows(phase, roles, parts, steps, beside):
             known = rows.get((item.component, item.path))
             rows[item.component, item.path] = _with_more(known, item) if known else item
         held = (
@@ -217,9 +219,18 @@ def _instants_of(items: Iterable[Item]) -> tuple[Instant, ...]:
 
 
 def _phase_rows(
-    phase: Phase, roles: list[Role], parts: Mapping[str, tuple[Item, ...]], steps: tuple[Instant, ...]
+    phase: Phase,
+    roles: list[Role],
+    parts: Mapping[str, tuple[Item, ...]],
+    steps: tuple[Instant, ...],
+    beside: Item | None = None,
 ) -> Iterator[Item]:
-    """The items of a phase, with the role before their paths and the phase before their instants."""
+    """The items of a phase, with the role before their paths and the phase before their instants. ``beside``:
+    what a joined role's step has.
+    """
+    if beside is not None:
+        joined = {when.of_phase(phase.name): size for when, size in beside.at.items()}
+        yield replace(beside, path=f"{phase.joined}/{beside.path}", at=joined)
     spread = {
         role.name: parts[role.name] if role.name == phase.active else _over_phase(parts[role.name], steps)
         for role in roles
@@ -240,6 +251,17 @@ def _phase_rows(
         at = {instant.of_phase(phase.name): extra.size for instant in there}
         if at:
             yield Item(extra.component, f"{owner}/{extra.path}", at, Derived(extra.why))
+
+
+def _saved_at_once(sheet: Sheet, steps: tuple[Instant, ...]) -> Item:
+    """What a role's own step has beyond what rests, where another's step is saved with it: from half of it, as
+    neither goes back before both have run forward.
+    """
+    rests = sheet.at(sheet.instants[0]).value
+    most = max(int(sheet.at(when).value - rests) for when in sheet.instants)
+    why = "saved activations and gradients, which are there at once"
+    size = Bytes(most // 2, most, most)
+    return Item(Component.SAVED_ACTIVATIONS, "at_once", dict.fromkeys(steps, size), Derived(why))
 
 
 def _over_phase(items: tuple[Item, ...], steps: tuple[Instant, ...]) -> tuple[Item, ...]:

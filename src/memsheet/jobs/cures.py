@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from memsheet.frozen import dataclass
-from memsheet.jobs.shorter import with_smaller_batches
+from memsheet.jobs.shorter import batch_of_pass, with_smaller_batches, with_smaller_pass
 from memsheet.jobs.templates.generation import is_own_generation
 from memsheet.jobs.templates.liger import FusedLoss
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
@@ -18,6 +18,8 @@ from memsheet.sheet import Component
 
 CACHE = Component.KV_CACHE.value
 SLEEP, OFFLOAD, LOGITS, SHARE, BATCH, SHARD = "sleep", "offload", "logits", "share", "batch", "shard"
+ROWS, TOKENS = "rows", "tokens"
+"""Kinds of changes of one phase's own batch."""
 OF_PPO, VALUES = "-ppo", "values"
 """The end of names of jobs whose trainer divides its reward model, too; and the head of one."""
 READ = Work.FORWARD.value
@@ -107,6 +109,37 @@ def smaller_batches(
             changed = with_smaller_batches(document, times, ranks)
             numbers = (("rows", examples // times), ("rounds", rounds * times))
             yield Cure(kind=BATCH, says=says, document=changed, numbers=numbers)
+
+
+def smaller_passes(document: Mapping[str, Any], name: str) -> Iterator[Cure]:
+    """Fewer rows at once in one phase alone, the most first; or where rows are packed into one, fewer tokens,
+    which are no fewer than those of the longest row, by the server's longest sequence.
+    """
+    phase = next((one for one in document["phases"] if one["name"] == name), None)
+    role = document["roles"].get(phase.get("active") or "") if phase is not None else None
+    if phase is None or role is None or role["plan"].get("task") != "train":
+        return
+    rows, tokens = batch_of_pass(document, phase)
+    least = max(_longest_sequences(document), default=0)
+    says = (
+        f"{rows} rows at once stand in {name}" if rows > 1 else f"{tokens:,} tokens at once stand in {name}"
+    )
+    while rows > 1:
+        rows = -(-rows // 2)
+        yield Cure(kind=ROWS, says=says, document=with_smaller_pass(document, name, "microbatch", rows), numbers=(("count", rows),))  # fmt: skip
+        if rows == 1:
+            return
+    while least and tokens > least:
+        tokens = max(least, -(-tokens // 2))
+        yield Cure(kind=TOKENS, says=says, document=with_smaller_pass(document, name, "seq_len", tokens), numbers=(("count", tokens),))  # fmt: skip
+
+
+def _longest_sequences(document: Mapping[str, Any]) -> Iterator[int]:
+    """Of a job's servers, where the document says them."""
+    for role in document["roles"].values():
+        longest = (role["plan"].get("serving") or {}).get("max_model_len")
+        if role["plan"].get("task") == "infer" and isinstance(longest, int):
+            yield longest
 
 
 def _residency_in(phase: Mapping[str, Any], name: str) -> Residency:

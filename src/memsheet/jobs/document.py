@@ -22,7 +22,7 @@ TOP = ("schema", "name", "gpus", "nodes", "per_node", "host_memory", "roles", "p
 OF_ROLE = ("model", "plan", "trained", "process", "keeps_cache", "head", "weights_of")
 HEADS = TOKENS, VALUES = "tokens", "values"
 """What a role's head gives of each token: a vocabulary's logits, or one value."""
-OF_PHASE = ("name", "active", "work", "plan", "residents", "logits", "items")
+OF_PHASE = ("name", "active", "work", "plan", "residents", "logits", "items", "joined")
 OF_EXTRA = ("component", "path", "bytes", "why", "role", "instants")
 SERVING, TRAINING = (
     (Instant.PREFILL, Instant.DECODE),
@@ -61,6 +61,7 @@ class WrittenPhase:
     residents: Mapping[str, Residency]
     logits: Logits | None
     extras: tuple[Extra, ...]
+    joined: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,7 @@ def _read_phases(fields: Fields, roles: tuple[WrittenRole, ...]) -> Iterator[Wri
             residents=dict(_read_residents(phase.sub("residents"), roles)),
             logits=_read_logits(phase),
             extras=tuple(_read_extras(phase)),
+            joined=phase.text("joined", default="") or None,
         )
 
 
@@ -280,6 +282,11 @@ def _phase_problems(roles: tuple[WrittenRole, ...], phases: tuple[WrittenPhase, 
                 field = f"{where}.items[{at}].role"
                 yield Problem(field=field, value=extra.role, reason="is no role of the job", hint=hint)
             yield from _instant_problems(extra, f"{where}.items[{at}].instants", phase, role)
+        joined = known.get(phase.joined or "")
+        if phase.joined is not None and (joined is None or joined.serves or joined is role or role is None):
+            hint = f"one of {', '.join(one.name for one in roles if not one.serves and one is not role)}"
+            reason = "is no role that trains beside the active one"
+            yield Problem(field=f"{where}.joined", value=phase.joined, reason=reason, hint=hint)
         if role is None and (phase.plan or phase.logits):
             yield Problem(field=f"{where}.plan", reason="is of the active role, and the phase has none")
         away = (Residency.ABSENT, Residency.RESIDUE, *OF_SERVERS)

@@ -76,6 +76,35 @@ def with_smaller_batches(document: Mapping[str, Any], times: int, ranks: int) ->
     return _with_fewer_logits(changed, times)
 
 
+def with_smaller_pass(document: Mapping[str, Any], name: str, part: str, count: int) -> dict[str, Any]:
+    """The document with the passes of one phase of ``count`` rows ("microbatch") or tokens ("seq_len") at
+    once, and as many fewer logits; of a role's own step where the phase says no batch of its own.
+    """
+    changed = deepcopy(dict(document))
+    phase = next(one for one in changed["phases"] if one["name"] == name)
+    role_plan = changed["roles"][phase["active"]]["plan"]
+    if _says_batch(phase):
+        plan = phase["plan"]
+    else:
+        plan = role_plan
+        plan.pop("global_batch", None)
+    before, plan[part] = plan[part], count
+    if isinstance((phase.get("logits") or {}).get("tokens"), int):
+        phase["logits"]["tokens"] = max(1, -(-phase["logits"]["tokens"] * count // before))
+    return changed
+
+
+def batch_of_pass(document: Mapping[str, Any], phase: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows that a pass takes at once, and tokens of each; of a packed one its tokens are those of one row."""
+    plan = document["roles"][phase["active"]]["plan"]
+    plan = {**plan, **(phase.get("plan") or {})}
+    return int(plan.get("microbatch") or 1), int(plan.get("seq_len") or 0)
+
+
+def _says_batch(phase: Mapping[str, Any]) -> bool:
+    return "microbatch" in (phase.get("plan") or {})
+
+
 def _training_plans(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Plans of roles that train or are read as what trains is, and what phases say otherwise of them."""
     plans = [role["plan"] for role in document["roles"].values() if role["plan"].get("task") == "train"]

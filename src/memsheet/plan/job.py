@@ -107,7 +107,8 @@ class Extra:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """A part of a job's step. ``plan``: the active role's, where it is another than its own (another
-    micro-batch); roles that ``residents`` do not name are whole.
+    micro-batch); roles that ``residents`` do not name are whole; ``joined``: whose step is saved at once with
+    the active one's, as one module.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Phase:
     residents: Mapping[str, Residency] = field(default_factory=dict)
     logits: Logits | None = None
     extras: tuple[Extra, ...] = ()
+    joined: str | None = None
 
     def residency_of(self, role: Role) -> Residency:
         return self.residents.get(role.name, Residency.WHOLE)

@@ -11,7 +11,17 @@ from memsheet.budget import Answer, Result
 from memsheet.errors import InputError
 from memsheet.exchange.mistakes import Case, Found, Rule
 from memsheet.frozen import dataclass, replace
-from memsheet.jobs.cures import BATCH, PLAIN, SHARE, Cure, job_cures, smaller_batches
+from memsheet.jobs.cures import (
+    BATCH,
+    PLAIN,
+    ROWS,
+    SHARE,
+    TOKENS,
+    Cure,
+    job_cures,
+    smaller_batches,
+    smaller_passes,
+)
 from memsheet.jobs.document import fraction_of_plan
 from memsheet.jobs.templates import (
     offload_places,
@@ -20,13 +30,14 @@ from memsheet.jobs.templates import (
     rows_of_example,
     words_in_file,
     words_of_cures,
+    words_of_pass,
 )
 from memsheet.jobs.templates.liger import fused_loss
 from memsheet.jobs.templates.planned import Sizes
 from memsheet.questions.job import answer_job
 from memsheet.questions.job_of_files import JobOfFiles
-from memsheet.questions.solve_job import largest_share
-from memsheet.report.shared.jobs.phases import fullest_instant
+from memsheet.questions.solve_job import largest_share, least_share_above
+from memsheet.report.shared.jobs.phases import fullest_instant, highest_instant
 
 MOST_TOGETHER = 4
 TOGETHER = "together"
@@ -35,7 +46,9 @@ WORTH_TELLING = 20
 SOURCES: Mapping[str, str] = {
     "sleep": "vLLM 010c211 device_allocator/cumem.py", "offload": "volcengine/verl b178a3cd5 workers/fsdp_workers.py:683, 721",
     "logits": "Wijmans et al. 2024, Cut Your Losses, section 1", "share": "vLLM 010c211 v1/worker/gpu_worker.py, determine_available_memory",
-    "shard": "arXiv:1910.02054 (ZeRO), section 5.3", "batch": "Korthikanti et al. 2022, arXiv:2205.05198, section 4", TOGETHER: "the sum of changes that are told by themselves",
+    "shard": "arXiv:1910.02054 (ZeRO), section 5.3", "batch": "Korthikanti et al. 2022, arXiv:2205.05198, section 4",
+    **dict.fromkeys((ROWS, TOKENS), "volcengine/verl b178a3cd5 workers/actor/dp_actor.py:463-470"),
+    TOGETHER: "the sum of changes that are told by themselves",
 }  # fmt: skip
 
 
@@ -51,26 +64,28 @@ class Helps:
 
 
 def what_helps(
-    answer: Answer, where: Mapping[str, Any], *, write: Callable[[str], str] = str
+    answer: Answer, where: Mapping[str, Any], *, write: Callable[[str], str] = str, row_ranks: int = 1
 ) -> tuple[Helps, ...]:
     """Changes that free a part worth telling, or with which it fits, the most first; none of what fits.
-    ``write``: a change's words as they are typed where the job is started.
+    ``write``: a change's words as they are typed where the job is started; ``row_ranks``: that share a row.
     """
     if answer.job is None or answer.verdict is None or answer.verdict.result is Result.FITS:
         return ()
-    alone = [*_accounted_cures(answer, where), *_smaller_share(answer, where)]
+    alone = [*_accounted_cures(answer, where, row_ranks), *_smaller_share(answer, where)]
     found = sorted(alone, key=lambda one: (not _fits(one), -one.saves_bytes))
-    together = () if any(map(_fits, found)) else tuple(_all_together(answer, where, write))
+    together = () if any(map(_fits, found)) else tuple(_all_together(answer, where, write, row_ranks))
     return (*together, *(replace(one, words=write(one.words)) for one in found))
 
 
-def _all_together(answer: Answer, where: Mapping[str, Any], write: Callable[[str], str]) -> Iterator[Helps]:
+def _all_together(
+    answer: Answer, where: Mapping[str, Any], write: Callable[[str], str], row_ranks: int
+) -> Iterator[Helps]:
     """One change after another, each the best of those that are left, where they make it fit."""
     taken: list[Helps] = []
     now = answer
     for _ in range(MOST_TOGETHER):
         before = {one.words for one in taken}
-        left = [one for one in _accounted_cures(now, where) if one.words not in before]
+        left = [one for one in _accounted_cures(now, where, row_ranks) if one.words not in before]
         if not left:
             return
         best = max(left, key=lambda one: (_fits(one), one.saves_bytes))
@@ -87,13 +102,16 @@ def _fits(one: Helps) -> bool:
     return one.answer.verdict is not None and one.answer.verdict.result is Result.FITS
 
 
-def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
+def _accounted_cures(answer: Answer, where: Mapping[str, Any], row_ranks: int) -> Iterator[Helps]:
     document: Mapping[str, Any] = answer.job or {}
     worst = max(answer.sheets, key=lambda sheet: sheet.device.value)
     before = int(worst.device.value)
     name = str(document.get("name"))
     words = {**PLAIN, **words_of_cures(name)}
-    phase = fullest_instant(worst).phase
+    phases = tuple(dict.fromkeys((fullest_instant(worst).phase, highest_instant(answer).phase)))
+    for phase in phases:
+        yield from _smaller_passes(document, phase, before, where, row_ranks)
+    phase = phases[0]
     plan: Mapping[str, Any] = next(
         (one["plan"] for one in document["roles"].values() if one.get("trained", True)), {}
     )
@@ -111,6 +129,25 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps
         smaller = _accounted_cure(cure, words.get(BATCH), before, where) or smaller
         if smaller is not None and _fits(smaller):
             break  # the largest that fits, else the smallest
+    if smaller is not None and (smaller.saves_bytes * WORTH_TELLING > before or _fits(smaller)):
+        yield smaller
+
+
+def _smaller_passes(
+    document: Mapping[str, Any], phase: str, before: int, where: Mapping[str, Any], row_ranks: int
+) -> Iterator[Helps]:
+    """Fewer rows or tokens of one phase's passes: the most with which it fits, else the fewest."""
+    active = next((one.get("active") for one in document["phases"] if one["name"] == phase), None)
+    said = words_of_pass(str(document.get("name")), phase, str(active))
+    words = dict(zip((ROWS, TOKENS), said, strict=True))
+    smaller: Helps | None = None
+    for cure in smaller_passes(document, phase) if any(words.values()) else ():
+        whole = replace(
+            cure, numbers=(*cure.numbers, ("whole", row_ranks * int(dict(cure.numbers)["count"])))
+        )
+        smaller = _accounted_cure(whole, words[cure.kind], before, where) or smaller
+        if smaller is not None and _fits(smaller):
+            break
     if smaller is not None and (smaller.saves_bytes * WORTH_TELLING > before or _fits(smaller)):
         yield smaller
 
@@ -139,14 +176,16 @@ def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
         found = largest_share(document, where)
     except InputError:
         return
-    if found.largest is not None:
-        frees = before - max(int(sheet.device.value) for sheet in found.answer.sheets)
-        given = max((fraction_of_plan(role["plan"]) or 0 for role in document["roles"].values()), default=0)
-        says = (
-            "the server's pool is too small for one sequence of its longest" if found.largest > given
-            else f"the server's share leaves {phase} too little"
-        )  # fmt: skip
-        yield Helps(kind=SHARE, says=says, words=words.format(share=found.largest), answer=found.answer, saves_bytes=frees)  # fmt: skip
+    if found.largest is None:
+        return
+    given = max((fraction_of_plan(role["plan"]) or 0 for role in document["roles"].values()), default=0)
+    share, after = found.largest, found.answer
+    says = f"the server's share leaves {phase} too little"
+    if share > given:
+        share, after = least_share_above(document, given, found, where)
+        says = "the server's pool is too small for one sequence of its longest"
+    frees = before - max(int(sheet.device.value) for sheet in after.sheets)
+    yield Helps(kind=SHARE, says=says, words=words.format(share=share), answer=after, saves_bytes=frees)
 
 
 def mistakes_of_job(found: JobOfFiles, text: str) -> tuple[tuple[Rule, Found], ...]:
@@ -162,7 +201,12 @@ def mistakes_of_job(found: JobOfFiles, text: str) -> tuple[tuple[Rule, Found], .
                 saves_bytes=one.saves_bytes,
             ),
         )
-        for one in what_helps(answer, found.where, write=lambda words: words_in_file(words, own, text))
+        for one in what_helps(
+            answer,
+            found.where,
+            write=lambda words: words_in_file(words, own, text),
+            row_ranks=found.row_ranks,
+        )
     )
 
 

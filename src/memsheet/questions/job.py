@@ -27,7 +27,7 @@ from memsheet.questions.accounted import with_draft_model
 from memsheet.questions.labelled_models import without_vocabulary
 from memsheet.questions.question_parts import REPLAY, SHARE, parse_question, read_named_model
 from memsheet.report.answer import public_answer
-from memsheet.report.shared.jobs.phases import fullest_instant
+from memsheet.report.shared.jobs.phases import LACKS, fullest_instant
 from memsheet.report.shared.words import INSTANTS
 from memsheet.resolve import Resolved, resolve_request
 from memsheet.sheet import Bytes, Sheet
@@ -171,7 +171,7 @@ def _shortage_words(short: Mapping[str, Bytes]) -> Iterator[str]:
     for name, lacking in short.items():
         if lacking.high > 0:
             size = format_bytes(int(lacking.high))
-            yield f"{name}'s pool lacks up to {size} for one sequence of its longest: it needs a larger share"
+            yield f"{name}{LACKS}{size} for one sequence of its longest: it needs a larger share"
 
 
 def _job_notes(found: Job, of_values: Container[str]) -> Iterator[str]:
@@ -299,5 +299,6 @@ def _read_phase(phase: WrittenPhase, roles: Mapping[str, _Read]) -> Phase:
             whole.pop("global_batch", None)
         plan = _resolve_role(whole, active.role.model, active.cluster).plan
     return Phase(
-        name=phase.name, active=phase.active, work=phase.work, plan=plan, residents=phase.residents, logits=phase.logits, extras=phase.extras
+        name=phase.name, active=phase.active, work=phase.work, plan=plan, residents=phase.residents, logits=phase.logits, extras=phase.extras,
+        joined=phase.joined,
     )  # fmt: skip

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, worst_sheet
-from memsheet.errors import InputError
 from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD, is_guessed_method
 from memsheet.exchange.formats.verl.losses import ROLES
-from memsheet.exchange.formats.verl.strategies import foreign_engine
+from memsheet.exchange.formats.verl.strategies import foreign_engine, sequence_ranks
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.exchange.shared.script_places import COLOCATED, OF_TRAINER, SCRIPT
@@ -48,6 +47,7 @@ from memsheet.jobs.templates.trl_values import (
     ppo_document,
 )
 from memsheet.jobs.templates.verl import (
+    exchanged_keys,
     has_shorter_rows,
     open_words,
     unsaid_longest,
@@ -55,8 +55,8 @@ from memsheet.jobs.templates.verl import (
     with_machines_of,
 )
 from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.model import Attention
 from memsheet.plan.workload import Training
-from memsheet.questions.job import answer_job
 from memsheet.sheet import Component, Instant
 
 VERL, OPENRLHF, SLIME, NEMO_RL = "verl", "openrlhf", "slime", "nemo-rl"
@@ -76,7 +76,7 @@ def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made |
     away = tuple(name for name, role in found["roles"].items() if role["plan"]["task"] == "train")
     return Made(
         found, open_words(values), has_shorter_rows(values), over, elsewhere=away if foreign else (),
-        unsaid_longest=own,
+        unsaid_longest=own, accounted=exchanged_keys(values, _sizes_of(answer)), row_ranks=sequence_ranks(values) or 1,
     )  # fmt: skip
 
 
@@ -90,7 +90,19 @@ def _of_launcher(
 
 
 def _sizes_of(answer: Answer) -> Sizes:
-    return Sizes(vocab=answer.model.vocab, hidden=answer.model.hidden, layers=answer.model.layers)
+    model = answer.model
+    mixers = list(model.mixers())
+    plain = [one for one in mixers if isinstance(one, Attention)]
+    if len(plain) < len(mixers):
+        plain = []
+    return Sizes(
+        vocab=model.vocab,
+        hidden=model.hidden,
+        layers=model.layers,
+        queries=max((one.heads * one.head_dim for one in plain), default=0),
+        keys=max((one.kv_heads * one.head_dim for one in plain), default=0),
+        key_heads=min((one.kv_heads for one in plain), default=0),
+    )
 
 
 def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
@@ -152,14 +164,13 @@ def _job_of_method(
     if method in ONLINE:
         return online_document(method, values, plan, model)
     if method == "PPO":
-        made = ppo_document(
+        return ppo_document(
             {**values, "@seq_len": _said_length(answer)},
             plan,
             model,
             answer.model.vocab,
             _token_elements(answer),
         )
-        return _with_critic_at_once(made, ask) if made else None
     return _job_of_preferences(
         TRL, read, answer, fused=values.get("use_liger_kernel") is True, given=values.get("ref_model")
     )
@@ -175,29 +186,6 @@ def _said_length(answer: Answer) -> int | None:
     """Tokens of a row, where somebody says how many."""
     job = answer.plan.workload
     return int(job.seq_len) if isinstance(job, Training) and job.seq_len and not answer.ladder else None
-
-
-def _with_critic_at_once(made: Made, ask: Mapping[str, Any]) -> Made | None:
-    """A job with what its critic adds while the actor goes back: the critic's own step less what rests."""
-    document, alone = made.document, {"name": "update_critic", "active": "critic"}
-    roles = {"critic": document["roles"]["critic"]}
-    try:
-        (sheet, *_) = answer_job({**document, "roles": roles, "phases": [alone]}, asked_machines(ask)).sheets
-    except InputError:
-        return None
-    rests = sheet.instants[0]
-    most = max(int(sheet.at(when).value - sheet.at(rests).value) for when in sheet.instants)
-    why = "the critic's saved activations and gradients, which are there at once"
-    extra = {
-        "component": "saved_activations",
-        "path": "critic_at_once",
-        "bytes": [most // 2, most, most],
-        "why": why,
-    }
-    phases = [
-        {**one, "items": [extra]} if one.get("active") == "actor" else one for one in document["phases"]
-    ]
-    return made._replace(document={**document, "phases": phases})
 
 
 def asked_machines(ask: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,7 +305,7 @@ def _job_of_swift_megatron(read: Read, answer: Answer, _: Mapping[str, Any]) -> 
     return swift_megatron_job(read.values, plan, model, _sizes_of(answer), _held_by(answer), said=said)
 
 
-def _ppo_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+def _ppo_of_swift(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
     """TRL's own trainer, with adapters on its critic, too (modelscope/ms-swift 3602360
     swift/pipelines/train/rlhf.py:112, swift/rlhf_trainers/ppo_trainer.py).
     """
@@ -330,7 +318,6 @@ def _ppo_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | 
     made = ppo_document(
         own, plan, asked_as(answer.model), answer.model.vocab, _token_elements(answer), adapted_critic=True
     )
-    made = _with_critic_at_once(made, ask) if made else None
     return made and made._replace(accounted=frozenset({"reward_model", "ref_model"}))
 
 

@@ -8,12 +8,13 @@ from math import gcd
 from types import MappingProxyType
 from typing import Any
 
-from memsheet.budget import Answer, Result
+from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import InputError
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.frozen import NamedTuple, replace
 from memsheet.jobs.shorter import (
     MOST_HALVES,
+    batch_of_pass,
     rows_at_once,
     tokens_at_once,
     with_rows_of,
@@ -40,6 +41,7 @@ from memsheet.questions.length_doubts import of_rows
 from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
+from memsheet.report.shared.jobs.phases import fullest_instant
 from memsheet.sheet import Component, Item
 
 LAUNCHERS = (VERL, OPENRLHF, SLIME, NEMO_RL, PRIME_RL, AREAL, ROLL)
@@ -62,6 +64,8 @@ class JobOfFiles(NamedTuple):
     """By their names, models as they stand in for those that nobody knows."""
     file: str = ""
     """Which of the files says the job's settings."""
+    row_ranks: int = 1
+    """Ranks that share a row."""
 
     @property
     def least_bytes(self) -> int:
@@ -93,12 +97,13 @@ class JobOfFiles(NamedTuple):
 
 class TokensThatFit(NamedTuple):
     """Tokens of a micro-batch with which a job is expected to fit, 0 where it is not with the fewest that are
-    tried, and those that are counted; ``rows``: that the micro-batch has.
+    tried, and those that are counted; ``rows``: that the micro-batch has; ``phase``: whose it is.
     """
 
     fitting: int
     counted: int
     rows: int
+    phase: str = ""
 
 
 FINER = 4
@@ -108,21 +113,35 @@ FINER = 4
 def tokens_that_fit(found: JobOfFiles) -> TokensThatFit:
     """The most tokens of a micro-batch with which the job is expected to fit, to a sixteenth."""
     document: Mapping[str, Any] = found.answer.job or {}
-    counted, low, high = tokens_at_once(document), 0, MOST_HALVES
-    rows = rows_at_once(document)
+    low, high = 0, MOST_HALVES
+    phase, rows, row = _fullest_batch(found)
+    counted = rows * row
     if not _is_expected(found, with_shorter_rows(document, high)):
-        return TokensThatFit(0, counted, rows)
+        return TokensThatFit(0, counted, rows, phase)
     while high - low > 1:  # it does not fit with `low` halves, and does with `high`
         middle = (low + high) // 2
         fits = _is_expected(found, with_shorter_rows(document, middle))
         low, high = (low, middle) if fits else (middle, high)
-    row = counted // rows
     fitting, most = row >> high, row >> low
     for _ in range(FINER):
         middle = (fitting + most) // 2
         fits = middle > fitting and _is_expected(found, with_rows_of(document, middle, row))
         fitting, most = (middle, most) if fits else (fitting, middle)
-    return TokensThatFit(rows * fitting, counted, rows)
+    return TokensThatFit(rows * fitting, counted, rows, phase)
+
+
+def _fullest_batch(found: JobOfFiles) -> tuple[str, int, int]:
+    """The phase in which a card is fullest, and rows of its micro-batch and tokens of each; of no phase the
+    largest micro-batch that is learnt from, where a server works in it.
+    """
+    document: Mapping[str, Any] = found.answer.job or {}
+    name = fullest_instant(worst_sheet(found.answer.sheets)).phase
+    phase = next(one for one in document["phases"] if one["name"] == name)
+    active = document["roles"].get(phase.get("active") or "", {})
+    if active.get("plan", {}).get("task") == "train":
+        return name, *batch_of_pass(document, phase)
+    rows = rows_at_once(document)
+    return "", rows, tokens_at_once(document) // rows
 
 
 def _is_expected(found: JobOfFiles, shorter: Mapping[str, Any]) -> bool:
@@ -226,6 +245,7 @@ def job_of_files(
         made.elsewhere,
         known_models,
         name,
+        made.row_ranks,
     )
 
 

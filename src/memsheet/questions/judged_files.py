@@ -246,9 +246,11 @@ def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
         return Doubt("")
     if verdict.device.value <= cluster.device.framework_low_bytes:
         return Doubt("")
-    fitting, counted, rows = tokens_that_fit(found)
-    each = f", {fitting // rows:,} of each row's {counted // rows:,}" if rows > 1 else ""
+    fitting, counted, rows, phase = tokens_that_fit(found)
+    whole = found.row_ranks
+    each = f", {fitting // rows * whole:,} of each row's {counted // rows * whole:,}" if rows > 1 else ""
     least = f"{format_bytes(found.least_bytes)} at the least"
     told = f"it is expected to fit with {fitting:,}{each}" if fitting else f"fewer need less, {least}"
-    words = f"a micro-batch is counted with the {counted:,} tokens that it may have at the most, and {told}"
+    of_phase = f" of {phase}" if phase else ""
+    words = f"a micro-batch{of_phase} is counted with the {counted:,} tokens that it may have at the most, and {told}"
     return Doubt(words, found.least_bytes)

@@ -75,6 +75,22 @@ def largest_share(document: Mapping[str, Any], where: Mapping[str, Any] = NOWHER
     return JobLimit(what=SHARE, largest=share, counted=None, answer=found, beyond=beyond)
 
 
+def least_share_above(
+    document: Mapping[str, Any], given: float, most: JobLimit, where: Mapping[str, Any] = NOWHERE
+) -> tuple[float, Answer]:
+    """The least share, in hundredths, with which a server starts that does not with ``given``, and the answer
+    with it. ``most``: the largest with which every phase fits.
+    """
+    assert most.largest is not None
+    server = next(role.name for role in read_job(document).roles if role.serves)
+    low, high, found = int(given * HUNDREDTHS), round(most.largest * HUNDREDTHS), most.answer
+    while high - low > 1:
+        middle = (low + high) // 2
+        answer = answer_job(with_share(document, server, middle / HUNDREDTHS), where)
+        low, high, found = (low, middle, answer) if _starts(answer) else (middle, high, found)
+    return high / HUNDREDTHS, found
+
+
 PART = 64
 """Tokens of a row are looked at in parts of so many."""
 MOST_TOKENS, MOST_ROWS = 2**20, 2**12

@@ -11,7 +11,10 @@ import yaml
 
 import memsheet
 from memsheet.exchange.mistakes import Found
+from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.jobs.phases import phase_needs
+from memsheet.report.shared.look import Look
 
 WILD = Path(__file__).parents[2] / "wild_configs"
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
@@ -60,6 +63,12 @@ BESIDE_CRITIC = (
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 critic.ppo_micro_batch_size_per_gpu=2 "
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=4"
 )
+LOGITS = (
+    f"python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.model.path={MODEL} "
+    "data.max_prompt_length=1024 data.max_response_length=8192 actor_rollout_ref.rollout.name=vllm "
+    "actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.gpu_memory_utilization=0.6 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 trainer.n_gpus_per_node=8"
+)
 PIPELINED = (
     f"{BESIDE_CRITIC.replace('n_gpus_per_node=4', 'n_gpus_per_node=8')} --config-name=ppo_megatron_trainer "
     "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 "
@@ -106,6 +115,7 @@ SERVES = POLICY.replace("micro_batch_size: 16", "micro_batch_size: 1").replace("
 AWAKE = POLICY.replace("needs_offload: true", "needs_offload: false").replace(
     "fraction_static: 0.97", "fraction_static: 0.6"
 )
+SHARDED = (WILD / "ro-qwen3-8b-rlvr-fsdp2.yaml").read_text()
 PRIME = (WILD / "pr-reverse-text-rl.toml").read_text()
 WHOLE = '[trainer.model]\nfused_lm_head_token_chunk_size = "disabled"\n\n[trainer.optim]'
 EXAMPLES = "accelerate launch --num_processes 2 examples/scripts"
@@ -124,6 +134,7 @@ CASES: dict[str, tuple[str, str, str]] = {
     **{script: ("run.sh", f"{EXAMPLES}/{script}.py {SMALLER} --reward_model_path {REWARDS} --max_new_tokens 256", "2xRTX4090") for script in ("dpo_online", "xpo", "nash_md")},
     **{script: ("run.sh", f"{EXAMPLES}/{script}.py {SMALLER}", "2xRTX4090") for script in ("tpo", "bco", "cpo")},
     "two students": ("run.sh", f"{EXAMPLES}/gold.py {SMALLER} --teacher_model_name_or_path {MODEL} --use_vllm true --vllm_mode colocate", "2xA100-40GB"),
+    "policy and critic as one": ("run.sh", f"{EXAMPLES}/ppo/ppo.py {SMALLER} --sft_model_path {REWARDS} --reward_model_path {REWARDS} --response_length 256", "2xA100-40GB"),
     "leave one out": ("run.sh", f"trl rloo {PAIRS.replace('batch_size 6', 'batch_size 8')} {SERVED} --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.3", "8xA100-80GB"),
     "axolotl with a server": ("axo.yml", AXOLOTL.replace("METHOD", "grpo") + "trl: {use_vllm: true, vllm_mode: colocate, num_generations: 8, max_completion_length: 1024}\nvllm: {gpu_memory_utilization: 0.3}\n", "4xA100-80GB"),
     "a critic": ("lf.yaml", FACTORY.replace("stage: dpo", "stage: ppo").replace("pref_loss: METHOD", f"reward_model: {MODEL}"), "4xA100-80GB"),
@@ -140,6 +151,15 @@ CASES: dict[str, tuple[str, str, str]] = {
     "beside a critic": ("run.sh", BESIDE_CRITIC, "4xH100-80GB"),
     "beside a critic of a newer release": ("run.sh", f"{BESIDE_CRITIC} critic.fsdp.forward_prefetch=False", "4xH100-80GB"),
     "beside a critic over Megatron": ("run.sh", PIPELINED, "8xH100-80GB"),
+    "verl's log-probabilities": ("run.sh", f"{LOGITS} actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32", "8xH100-80GB"),
+    "verl's reference": ("run.sh", f"{LOGITS} actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1 actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32", "8xH100-80GB"),
+    "verl's older batch": ("run.sh", f"{LOGITS} actor_rollout_ref.rollout.log_prob_micro_batch_size=256", "8xH100-80GB"),
+    "verl's packed log-probabilities": ("run.sh", f"{LOGITS} actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=262144", "8xH100-80GB"),
+    "verl's update": ("run.sh", f"{LOGITS.replace('ppo_micro_batch_size_per_gpu=2', 'ppo_micro_batch_size_per_gpu=32')} actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1", "8xH100-80GB"),
+    "verl's packed update": ("run.sh", f"{LOGITS} actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1 actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=False actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=262144", "8xH100-80GB"),
+    "verl's critic": ("run.sh", f"{BESIDE_CRITIC.replace('critic.ppo_micro_batch_size_per_gpu=2', 'critic.ppo_micro_batch_size_per_gpu=256').replace('n_gpus_per_node=4', 'n_gpus_per_node=8')} critic.forward_micro_batch_size_per_gpu=1", "8xH100-80GB"),
+    "areal's tokens": ("grpo.yaml", (WILD / "ar-gsm8k-grpo.yaml").read_text().replace("max_tokens_per_mb: 10240", "max_tokens_per_mb: 131072"), "8xH200"),
+    "roll's rows": ("rlvr.yaml", SHARDED.replace("infer_batch_size: 4", "infer_batch_size: 64", 1), "16xA100-80GB"),
     "openrlhf": ("run.sh", OPENRLHF, "2xA100-80GB"),
     "slime": ("run.sh", SLIME, "2xA100-40GB"),
     "nemo-rl's pairs": ("dpo.yaml", NEMO, "1xRTX4090"),
@@ -257,6 +277,51 @@ def test_a_change_written_as_it_is_printed_gives_what_it_promised(tmp_path: Path
             **told,
             "saves": one.saves_bytes,
         }
+
+
+OWN_BATCHES = {
+    "verl's log-probabilities": "rollout.log_prob_micro_batch_size_per_gpu=", "verl's reference": "ref.log_prob_micro_batch_size_per_gpu=",
+    "verl's older batch": "rollout.log_prob_micro_batch_size=null actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=",
+    "verl's packed log-probabilities": "rollout.log_prob_max_token_len_per_gpu=", "verl's update": "actor.ppo_micro_batch_size_per_gpu=",
+    "verl's packed update": "actor.ppo_max_token_len_per_gpu=", "verl's critic": "critic.ppo_micro_batch_size_per_gpu=",
+    "areal's tokens": "actor.mb_spec.max_tokens_per_mb=", "roll's rows": "actor_train.infer_batch_size=",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN_BATCHES)
+def test_a_batch_of_one_pass_alone_is_told_and_changes_the_verdict(tmp_path: Path, case: str) -> None:
+    """A pass that is too large is not mended by another's option: none was offered."""
+    file, text, gpus = CASES[case]
+    (tmp_path / file).write_text(text)
+    found = memsheet.check(tmp_path / file, gpus=gpus)
+    assert found.result is not memsheet.Result.FITS
+    own = [str(one.cure) for rule, one in found.mistakes if rule.id in ("job-rows", "job-tokens")]
+    assert [one for one in own if OWN_BATCHES[case] in one], (own, found.mistakes)
+    after = [read_back(tmp_path, file, text, one, gpus).answer for one in own]
+    assert any(
+        max(int(sheet.device.high) for sheet in one.sheets) <= one.cluster.device.framework_low_bytes
+        for one in after
+        if one is not None and one.cluster is not None
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_jobs_range_is_that_of_its_phases_and_its_doubt_is_told_first(tmp_path: Path, case: str) -> None:
+    """The rows' ends were those of one instant alone, and without what the files leave open."""
+    file, text, gpus = CASES[case]
+    (tmp_path / file).write_text(text)
+    found = memsheet.check(tmp_path / file, gpus=gpus)
+    assert found.answer is not None
+    verdict = found.answer.verdict
+    assert verdict is not None
+    sheet = next(one for one in found.answer.sheets if one.rank == verdict.rank)
+    needs = list(phase_needs(sheet, found.answer.cluster, verdict.device))
+    for end in ("low", "high"):
+        ends = [int(getattr(need.device, end)) for need in needs]
+        assert max(ends) == int(getattr(verdict.device, end)), (end, ends, verdict.device)
+    parts = render_checked(found, Look(width=100)).split("\n\n")
+    told = parts[1].startswith("Because")
+    assert told is (verdict.result is memsheet.Result.UNCERTAIN), parts[:2]
 
 
 @pytest.mark.parametrize("case", CASES)

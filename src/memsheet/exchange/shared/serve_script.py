@@ -14,6 +14,7 @@ from itertools import dropwhile
 from memsheet.exchange.shared.python_switches import last_switch_index
 from memsheet.exchange.shared.shell_text import (
     NAMED_SUM,
+    OF_EMPTY,
     QUIET,
     squeeze_sums,
     sums_summed_up,
@@ -71,7 +72,7 @@ COPIED = late_pattern(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w
 MIRRORED = late_pattern(r"(?:[\w.-]+(?::\d+)?/)+vllm-openai(?=[:@]|$)")
 """vLLM's own image in a registry of somebody's own, by the end of its name."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
-_VARIABLE = late_pattern(r"\$(?:\{(\w+)(?::?([-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(\w+))")
+_VARIABLE = late_pattern(r"\$(?:\{(\w+)(?:(:?[-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(\w+))")
 _ASSIGNED = late_pattern(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ADDED = late_pattern(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
 _OF_MAKE = late_pattern(r"\$\(([A-Z][A-Z0-9_]*)\)")
@@ -227,9 +228,10 @@ def expand_variables(text: str, known: Mapping[str, str], budget: Budget, *, def
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[4]
-        usual = defaults and found[2] in ("-", "=")  # "?" stops with words where nobody set it
+        usual = defaults and (found[2] or "")[-1:] in ("-", "=")  # "?" stops with words where nobody set it
         default = found[3] if "$" not in (found[3] or "") else _VARIABLE.sub(value, found[3])
-        held = known[name] if name in known else default if usual else found[0]
+        given = name in known and not (usual and found[2] in OF_EMPTY and not known[name])
+        held = known[name] if given else default if usual else found[0]
         budget.spend(len(held))
         return held
 
@@ -272,7 +274,7 @@ _PLACE = late_pattern(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")
 def unset_variables(text: str) -> list[tuple[str, str]]:
     """Variables of a text that nobody set, with their defaults."""
     return [
-        (found[1] or found[4], (found[3] or "") if found[2] != "?" else "")
+        (found[1] or found[4], (found[3] or "") if not (found[2] or "").endswith("?") else "")
         for found in _VARIABLE.finditer(text)
     ]
 

@@ -22,6 +22,8 @@ NAMED = late_pattern(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 USED = late_pattern(
     r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|([A-Za-z_]\w*|\d))"
 )
+OF_EMPTY = (":-", ":=")
+"""What stands before a default that is taken of an empty value as of none (``${A:-b}``, and not ``${A-b}``)."""
 SUM = late_pattern(r"\$\(\(([\d\s+*/%()-]{1,200})\)\)")
 _SETS_DEFAULTS = late_pattern(
     r"^([ \t]*):[ \t]+((?:\"?\$\{\w+:?=[^{}\n]*+(?:\{[^{}\n]*+\}[^{}\n]*+)*+\}\"?[ \t;:]*)+)(?=$|#)",
@@ -85,17 +87,22 @@ class ShellScript:
         for word in words:
             self.budget.spend(1 + len(word) // CHARACTERS)
             whole = USED.fullmatch(word)
-            held = self.known.get(whole[1] or whole[4]) if whole else None
+            held = self._held_words(whole) if whole else None
             for one in [self.filled_word(word)] if held is None else held:
                 self.budget.spend(1 + len(one) // SHORT_WORD)
                 found += _split_words(one)
         return found
 
+    def _held_words(self, used: re.Match[str]) -> list[str] | None:
+        """What a variable has where it is used; nothing where a default stands for its emptiness, too."""
+        held = self.known.get(used[1] or used[4])
+        return None if used[2] in OF_EMPTY and held is not None and not any(held) else held
+
     def filled_word(self, word: str) -> str:
         """A word with variables inside it in place, and sums of whole numbers summed up."""
 
         def value(found: re.Match[str]) -> str:
-            held = self.known.get(found[1] or found[4])
+            held = self._held_words(found)
             text = (
                 " ".join(held)
                 if held is not None

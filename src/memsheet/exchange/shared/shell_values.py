@@ -25,7 +25,7 @@ WHOLE_LIST = late_pattern(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 COUNTED = late_pattern(r"\$\{#(\w+)\[[@*]\]\}")
 _USED = late_pattern(
     r"\$(?:\{(?P<name>\w+)(?:\[(?P<index>\d{1,4})\])?"
-    r"(?::?[-=](?P<default>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(?P<bare>[A-Za-z_]\w*))"
+    r"(?:(?P<empty>:?)[-=](?P<default>[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(?P<bare>[A-Za-z_]\w*))"
 )
 _PRINTED = late_pattern(
     r"\"?(?:\$\(\s*(?P<how>seq|echo)\s+(?P<a>[^()`]*)\)|`\s*(?P<too>seq|echo)\s+(?P<b>[^()`]*)`)\"?"
@@ -78,6 +78,8 @@ def text_with_names(word: str, names: Names) -> str | None:
             text: str | None = held[0]
         else:
             text = names.texts[name] if name in names.texts else found["default"]
+            if text == "" and found["empty"]:  # a default that is taken of an empty value, too
+                text = found["default"]
         if text is None:
             open_names.append(name)
         names.budget.spend(1 + len(text or "") // CHARACTERS)

@@ -90,10 +90,35 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     **{f"llamafactory-{method}": {"logits": "", "batch": OF_TRAINER, "shard": DIVIDED} for method in ("dpo", "ipo", "kto", "orpo", "simpo", "model", "ppo")},
 }  # fmt: skip
 """What to write for a kind of cure; empty where the framework has no such option."""
+PASSES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "verl": {
+        "old_log_prob": ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={count}", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={count}"),
+        "ref": ("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={count}", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={count}"),
+        "values": ("critic.forward_micro_batch_size_per_gpu={count}", "critic.forward_max_token_len_per_gpu={count}"),
+        "update_critic": ("critic.ppo_micro_batch_size_per_gpu={count}", "critic.ppo_max_token_len_per_gpu={count}"),
+        "update_actor": ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={count}", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu={count}"),
+    },
+    "areal": {
+        **dict.fromkeys(("old_log_prob", "update_actor"), ("", "actor.mb_spec.max_tokens_per_mb={whole}")),
+        "ref": ("", "ref.mb_spec.max_tokens_per_mb={whole}"), "teacher": ("", "teacher.mb_spec.max_tokens_per_mb={whole}"),
+        **dict.fromkeys(("values", "update_critic"), ("", "critic.mb_spec.max_tokens_per_mb={whole}")),
+    },
+    "roll": {
+        **dict.fromkeys(("old_log_prob", "ref of actor"), ("actor_train.infer_batch_size={count}", "")),
+        "ref": ("reference.infer_batch_size={count}", ""), "values": ("critic.infer_batch_size={count}", ""),
+        "update_actor": ("actor_train.training_args.per_device_train_batch_size={count}", ""),
+        "update_critic": ("critic.training_args.per_device_train_batch_size={count}", ""),
+    },
+}  # fmt: skip
+"""What to write for fewer rows and for fewer tokens of one phase's passes, where each has options of its own:
+``count`` of a rank, and ``whole`` of all ranks that share a row.
+"""
 OF_CRITIC, OF_NEWER_CRITIC = "critic.model.fsdp_config", "critic.fsdp"
 """Where verl's critic is set, and in releases since (verl-project/verl 1dda039)."""
 KEYS = late_pattern(r"\w+: [\w.]+(?:, \w+: [\w.]+)*")
 """Words of a cure that are keys of a configuration."""
+OF_EACH_GPU = late_pattern(r"(?P<key>[\w.]+_micro_batch_size)_per_gpu=\d+")
+"""A batch by GPU, in whose place a file may have the older key of all of them."""
 BY_TRL = late_pattern(r"(?:^|[\s;&|])trl\s+[a-z]")
 """A command of TRL's own, and not a launcher's of its scripts."""
 SCRIPT, SETTINGS = (".py", ".ipynb"), (".yaml", ".yml", ".json", ".toml")
@@ -113,6 +138,14 @@ def words_of_cures(name: str) -> Mapping[str, str]:
     program does not have.
     """
     return WORDS.get(name, {})
+
+
+def words_of_pass(name: str, phase: str, active: str) -> tuple[str, str]:
+    """What to write for fewer rows and for fewer tokens of a phase's passes, in which the role ``active``
+    works, of a job by its name; empty where the program has no option for the phase alone.
+    """
+    known = PASSES.get(name, {})
+    return known.get(f"{phase} of {active}", known.get(phase, ("", "")))
 
 
 def offload_places(role: str, engine: str) -> dict[str, str]:
@@ -141,6 +174,11 @@ def words_in_file(words: str, file: str, text: str) -> str:
     """
     if OF_NEWER_CRITIC in text:
         words = words.replace(OF_CRITIC, OF_NEWER_CRITIC)
+    each = OF_EACH_GPU.fullmatch(words)
+    if (
+        each and f"{each['key']}=" in text
+    ):  # verl refuses both (volcengine/verl b178a3c verl/workers/config/actor.py)
+        words = f"{each['key']}=null {words}"
     launches = words.startswith(LAUNCH)
     if launches and file.endswith(SCRIPT[0]):
         return f"{words} {file}"

@@ -113,7 +113,8 @@ def areal_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes)
     document = {"schema": SCHEMA, "name": "areal", "roles": roles, "placement": placement, "phases": _areal_phases(values, sizes, roles)}  # fmt: skip
     left = server.left_words if server else ()
     padded = is_switched_on(values, "actor.pad_to_maximum")
-    return Made(document, left, shorter_rows=not padded)
+    shared = 1 if engine.is_megatron else engine.degrees["c"]
+    return Made(document, left, shorter_rows=not padded, row_ranks=shared)
 
 
 def _divides_words(engine: Engine) -> bool:

@@ -44,14 +44,14 @@ from memsheet.jobs.templates.planned import (
 )
 
 NAMES = {ACTOR: "actor", REFERENCE: "reference", CRITIC: "critic", SCORER: "reward", ROLLOUT: "rollout"}
-LEARNT, LEARNT_ENTROPY, READ = (8, 10, 18), (8, 14, 30), (6, 6, 8)
+LEARNT, LEARNT_ENTROPY, READ = (8, 10, 10), (8, 14, 14), (6, 6, 8)
 """Bytes of a logit: it is computed in sixteen bits and raised to fp32, in which Flash-Attention's kernel
 keeps it and makes its gradient, which is cast while the logits are still held (models/actor.py:267, :285,
-models/utils.py:139-163; flash-attn 2.8.3 ops/triton/cross_entropy.py, not in place). Without that kernel two
-gradients more, of what is gathered and of the log of a sum. Entropy is compiled: one gradient more, and its
-probabilities and products where it is not (models/utils.py:182).
+models/utils.py:139-163; flash-attn 2.8.3 ops/triton/cross_entropy.py, not in place). The kernel is always
+there: the model is not imported without the package (models/ring_attn_utils.py:3). Entropy is compiled: one
+gradient more, and no copy of its probabilities (models/utils.py:182; exchange/formats/verl/losses.py).
 """
-OF_PAIRS = (8, 10, 18)
+OF_PAIRS = (8, 10, 10)
 """With the reference's logits, which are read while the policy's in fp32 are held
 (trainer/dpo_trainer.py:157-164).
 """
@@ -60,6 +60,8 @@ SEQUENCES, BATCHED = 128, 2048
 engine/arg_utils.py, usage_context; config/scheduler.py, DEFAULT_MAX_NUM_SEQS).
 """
 SHARE = 0.95
+SIXTEEN_BITS = 2
+"""Bytes of an element of what attention reads, whose kernel takes no other."""
 
 
 def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
@@ -76,11 +78,45 @@ def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
     if not placed or not read or not isinstance(share, int | float) or not 0 < share <= 1:
         return None
     roles = {NAMES[role]: _role_of_group(role, values, actor, model) for role in placed}
+    phases = _step_phases(values, placed, read, sizes)
+    ring, known = least_one(values, RING_SIZE, 1) or 1, {role["model"] for role in roles.values()} == {model}
+    counted = ring > 1 and sizes.queries > 0 and known
+    for phase in phases if counted else ():
+        _add_ring_buffers(phase, roles, values, sizes)
     document = {
-        "schema": SCHEMA, "name": "openrlhf", "roles": roles, "phases": _step_phases(values, placed, read, sizes),
+        "schema": SCHEMA, "name": "openrlhf", "roles": roles, "phases": phases,
         "placement": {NAMES[role]: list(place) for role, place in placed.items()},
     }  # fmt: skip
-    return Made(document, _left_open(values, placed), shorter_rows=True)
+    passed = frozenset({RING} if counted else ())
+    return Made(document, _left_open(values, placed), shorter_rows=True, accounted=passed, row_ranks=ring)
+
+
+RING_SIZE, RING = "ds.ring_attn_size", "$.ring"
+OF_ALL_RANKS, OF_ONE_RANK = 6, 4
+"""Times keys, or values, of some heads: of all ranks' tokens in two buffers of both and in one of both
+gradients, and of a rank's own in copies of both that are sent and come (zhuzilin/ring-flash-attention 8996282
+ring_flash_attn/llama3_flash_attn_varlen.py:89-115, 187-243).
+"""
+
+
+def _add_ring_buffers(phase: dict[str, Any], roles: Mapping[str, Any], values: Values, sizes: Sizes) -> None:
+    """What ring attention has in a layer beside a rank's part of each row: the buffers, keys and values in one
+    piece, and the results of some heads beside those of all. The layer's widest moment is mostly another, its
+    feed-forward's; then none of it.
+    """
+    active = roles.get(phase.get("active") or "", {})
+    if active.get("plan", {}).get("task") != "train":
+        return
+    plan = {**active["plan"], **phase.get("plan", {})}
+    ring = least_one(values, RING_SIZE, 1) or 1
+    some = (least_one(values, "ds.ring_attn_head_stride", 1) or 1) * (sizes.keys // sizes.key_heads)
+    each = (OF_ALL_RANKS * ring + OF_ONE_RANK) * some + sizes.queries + 2 * sizes.keys
+    most = SIXTEEN_BITS * (plan.get("microbatch") or 1) * (plan.get("seq_len") or 0) * each
+    steps = ("forward",) if phase.get("work") == "forward" else ("forward", "backward")
+    why = "ring attention's buffers (zhuzilin/ring-flash-attention 8996282)"
+    phase["items"] = [
+        *phase.get("items", ()), extra_item("temporaries", "ring_attention", (0, 0, most), why, *steps)
+    ]  # fmt: skip
 
 
 def _role_of_group(role: str, values: Values, actor: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -14,11 +14,16 @@ DESCRIBED = ("schema", "model", "gpus", "phase")
 
 
 class Sizes(NamedTuple):
-    """What of the model a job needs besides its name."""
+    """What of the model a job needs besides its name. ``queries``, ``keys``: elements of a token's queries and
+    of its keys in the widest layer, 0 where a layer has other attention; ``key_heads``: the fewest.
+    """
 
     vocab: int
     hidden: int
     layers: int = 0
+    queries: int = 0
+    keys: int = 0
+    key_heads: int = 0
 
 
 class Held(NamedTuple):
@@ -44,6 +49,8 @@ class Made(NamedTuple):
     accounted: frozenset[str] = frozenset()
     elsewhere: tuple[str, ...] = ()
     unsaid_longest: str = ""
+    row_ranks: int = 1
+    """Ranks that share a row, whose plans are of a rank's part of it."""
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

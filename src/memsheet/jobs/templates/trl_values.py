@@ -492,6 +492,7 @@ def ppo_document(
         {
             "name": "update_actor",
             "active": "actor",
+            "joined": "critic",
             "logits": {"bytes": list(each), "why": "of whole rows, with their gradients"},
         },
     ]

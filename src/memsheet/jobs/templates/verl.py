@@ -4,10 +4,7 @@ overrides say it (``trainer.main_ppo``).
 Lines are of volcengine/verl b178a3cd5, under verl. The rollout engine has a process of its own
 (workers/rollout/vllm_rollout/vllm_async_server.py) and sleeps at level 2, at level 1 where adapters are sent
 (:569; workers/engine_workers.py:602). The trainer empties its allocator's cache before the engine wakes
-(workers/fsdp_workers.py:679, 750). What logits take was counted of the same operations
-(workers/actor/dp_actor.py:240-270, utils/torch_functional.py:104, 215-231) with torch 2.13: without entropy
-the gradient is written over them and divided by the temperature once more, and entropy that is not compiled
-makes fp32 copies.
+(workers/fsdp_workers.py:679, 750). What logits take is where verl's losses are (exchange/formats/verl).
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.formats.verl.batches import removes_padding, row_length
-from memsheet.exchange.formats.verl.losses import has_critic
+from memsheet.exchange.formats.verl.losses import ULYSSES, has_critic, learnt_logit_bytes, read_logit_bytes
 from memsheet.exchange.formats.verl.sharded import DTYPES
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
@@ -34,18 +31,11 @@ from memsheet.exchange.formats.verl.strategies import (
 )
 from memsheet.exchange.shared.file_format import Values
 from memsheet.jobs.templates.option import logits_key
-from memsheet.jobs.templates.planned import Sizes, card_count, on_cards
+from memsheet.jobs.templates.planned import Sizes, card_count, extra_item, on_cards
 from memsheet.units import MIB
 
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
 OF_CRITICS_FSDP = f"{CRITIC}.fsdp."
-LEARNT, LEARNT_ENTROPY, READ, READ_ENTROPY = (4, 4, 4), (4, 16, 28), (2, 2, 4), (2, 4, 12)
-"""Bytes of a logit: where it is learnt from, without entropy and with it, and where it is only read. Compiled
-entropy makes no copies (workers/actor/dp_actor.py:90), and autocast's fp32 where it is not: three of them
-where it is read; with their gradients six. Newer releases divide them by the temperature into a second
-tensor, beside which the first is there as long as they are read (1dda039
-workers/engine/fsdp/transformer_impl.py:1353-1357, 1450), and is gone when backward begins.
-"""
 MEGATRON_LOGITS = (2, 6, 12)
 """Of Megatron-Core, a rank's part: in sixteen bits at the least; with fp32 and its copy for entropy at the
 most (workers/actor/megatron_actor.py:649-657).
@@ -54,6 +44,8 @@ BUCKET = 2048
 """Mebibytes of the buffer that weights are sent through (trainer/config/rollout/rollout.yaml,
 update_weights_bucket_megabytes).
 """
+SIXTEEN_BITS = 2
+"""Bytes of an element of what attention reads, whose kernel takes no other."""
 UNSAID_ROWS = 1
 """Of a pass whose rows nobody says, the least that it can take."""
 LONGEST = f"{ROLLOUT}.max_model_len"
@@ -82,7 +74,7 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     if placed is None:
         return None
     return {
-        "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _verl_phases(values, sizes), "notes": _verl_notes(values), **placed,
+        "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _with_exchanges(_verl_phases(values, sizes), values, actor, sizes), "notes": _verl_notes(values), **placed,
     }  # fmt: skip
 
 
@@ -307,6 +299,22 @@ def _resting_roles(values: Values) -> dict[str, str]:
     return found
 
 
+def _with_exchanges(
+    phases: list[dict[str, Any]], values: Values, actor: Mapping[str, Any], sizes: Sizes
+) -> list[dict[str, Any]]:
+    """The phases with what ranks that share rows exchange where the actor or its reference works."""
+    for phase in phases:
+        plan = {**actor, **phase.get("plan", {})}
+        steps = ("forward",) if phase.get("work") == "forward" else ("forward", "backward")
+        more = _exchanged_heads(values, plan, sizes, steps) if phase.get("active") in OF_ACTOR else []
+        if more:
+            phase["items"] = [*phase.get("items", ()), *more]
+    return phases
+
+
+OF_ACTOR = ("actor", "reference")
+
+
 def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     """The phases of a step, by the names that verl's own timers have (trainer/ppo/ray_trainer.py, fit)."""
     rests = _resting_roles(values)
@@ -324,14 +332,14 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     if not is_on(values, BYPASS, usual=False):
         found.append({
             "name": "old_log_prob", "active": "actor", "work": "forward", "plan": plan, "residents": reading,
-            **_read_logits(values, plan, READ_ENTROPY),
+            **_read_logits(values, plan, entropy=True),
         })  # fmt: skip
     if _has_reference(values):
         own = _log_prob_plan(values, REF) or plan
         role = "actor" if _trains_adapters(values) else "reference"
         found.append({
             "name": "ref", "active": role, "work": "forward", "plan": own, "residents": reading if role == "actor" else training,
-            **_read_logits(values, own, READ),
+            **_read_logits(values, own, entropy=False),
         })  # fmt: skip
     if has_critic(values):
         states_away = _offloaded_parts(values, _critic_place(values))[1]
@@ -347,6 +355,35 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
         ]
     last = {"name": "update_actor", "active": "actor", "residents": {**training, "actor": "whole"}}
     return [*found, {**last, **_learnt_logits(values)}]
+
+
+EXCHANGES = 4
+"""Of a token's queries: as all of its heads' positions have them, and of what attention gives the parts that
+are sent, those that come, and their sum (utils/ulysses.py, all_to_all_tensor).
+"""
+
+
+def _exchanged_heads(
+    values: Values, plan: Mapping[str, Any], sizes: Sizes, instants: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """What ranks of Ulysses have in a layer beside their part of each row: copies by heads of the queries, keys
+    and values that the layer still holds by positions, and what they are exchanged through (models/transformers/
+    monkey_patch.py, _ulysses_flash_attention_forward). The layer's widest moment is mostly another, its
+    feed-forward's; then none of it.
+    """
+    ranks = sequence_ranks(values) or 1
+    if ranks < 2 or not sizes.queries:
+        return []
+    repeats = max(1, ranks // sizes.key_heads)
+    tokens = (plan.get("microbatch") or 1) * (plan.get("seq_len") or 0)
+    most = SIXTEEN_BITS * tokens * (EXCHANGES * sizes.queries + 2 * repeats * sizes.keys)
+    why = "attention over ranks that exchange positions for heads"
+    return [extra_item("temporaries", "exchanged_heads", (0, 0, most), why, *instants)]
+
+
+def exchanged_keys(values: Values, sizes: Sizes) -> frozenset[str]:
+    """The key of ranks that share rows, where what they exchange is of the phases."""
+    return frozenset({ULYSSES} if (sequence_ranks(values) or 1) > 1 and sizes.queries else ())
 
 
 def _log_prob_plan(values: Values, place: str) -> dict[str, int] | None:
@@ -390,23 +427,22 @@ def _has_fused_kernels(values: Values) -> bool:
     return is_on(values, f"{ACTOR}.use_fused_kernels", usual=usual)
 
 
-def _read_logits(values: Values, plan: Mapping[str, int], each: tuple[int, int, int]) -> dict[str, Any]:
+def _read_logits(values: Values, plan: Mapping[str, int], *, entropy: bool) -> dict[str, Any]:
     if _has_fused_kernels(values):
         return {}
     why = "of all tokens, read only (workers/actor/dp_actor.py:240)"
     if not is_sharded(values):  # whose sequences ranks may share
         return {"logits": {"bytes": list(MEGATRON_LOGITS), "why": why}}
-    return {"logits": logits_key(plan.get("microbatch", 0) * plan.get("seq_len", 0), each, why)}
+    tokens = plan.get("microbatch", 0) * plan.get("seq_len", 0)
+    return {"logits": logits_key(tokens, read_logit_bytes(values, tokens, entropy=entropy), why)}
 
 
 def _learnt_logits(values: Values) -> dict[str, Any]:
     """Of the update; in Megatron-Core the actor's own sheet has them."""
     if _has_fused_kernels(values) or not is_sharded(values):
         return {}
-    coefficient = held_value(values, f"{ACTOR}.entropy_coeff", 0)
-    entropy = is_on(values, f"{ACTOR}.calculate_entropy", usual=False) or coefficient not in (0, 0.0)
     why = "of all tokens, with their gradient (workers/actor/dp_actor.py:240, utils/torch_functional.py:104)"
-    return {"logits": {"bytes": list(LEARNT_ENTROPY if entropy else LEARNT), "why": why}}
+    return {"logits": {"bytes": list(learnt_logit_bytes(values)), "why": why}}
 
 
 def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class Extra(Document):
 
 class Phase(Document):
     """A part of a step. ``plan``: what of the active role's plan is otherwise; roles that ``residents`` does
-    not name are whole.
+    not name are whole; ``joined``: whose step is saved at once with the active one's.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Phase(Document):
     residents: dict[str, Residency] = optional_key()
     logits: Logits = optional_key()
     items: list[Extra] = optional_key()
+    joined: str = optional_key()
 
 
 class Job(Document):

@@ -121,7 +121,14 @@ def launch_reason(launch: Launch) -> str:
         return " · ".join(f"{_with_times(one.gpus)} {_result_words(one.result)}" for one in checked.common)
     if checked.doubt and (surely := _sure_reason(checked)):
         return f"{surely}; besides, {checked.doubt}"
-    return checked.doubt or checked.no_model or "; ".join(checked.why_not)
+    return checked.doubt or checked.no_model or "; ".join(checked.why_not) or _reason_of_phases(checked)
+
+
+def _reason_of_phases(checked: Checked) -> str:
+    """Why a job of several models is not sure by its own sheets."""
+    from memsheet.report.shared.jobs.phases import doubted_reasons
+
+    return "; ".join(doubted_reasons(checked.answer)) if checked.answer and checked.answer.job else ""
 
 
 def _sure_reason(checked: Checked) -> str:
@@ -147,9 +154,11 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
         word = "KEYS ALONE" if checked.keys_alone else OUTCOMES[NO_SHEET]
         yield from _wrap_with_indent(f"{word}  {checked.no_model}", look.width, " " * 10)
     if checked.answer is not None:
-        yield _render_sheet(checked.answer, look).rstrip("\n")
+        yield _render_sheet(checked.answer, look, checked.doubt if _is_told_above(checked) else "").rstrip(
+            "\n"
+        )
     yield from _common_card_lines(checked, look)
-    if doubt := doubt_words(checked):
+    if (doubt := doubt_words(checked)) and not _is_told_above(checked):
         yield ""
         yield from _wrap_with_indent(doubt, look.width, "  ")
     for line in checked.why_not:
@@ -174,12 +183,18 @@ def stop_words(checked: Checked) -> str:
     return why + (f"; below, the sheet on {cluster.count}×{cluster.device.name}" if cluster else "")
 
 
-def _render_sheet(answer: Answer, look: Look) -> str:
-    """The sheet of a plan, or of a job of several."""
+def _is_told_above(checked: Checked) -> bool:
+    """Whether why a verdict is open stands below its headline, as a job of several models has it."""
+    job = checked.answer is not None and checked.answer.job is not None
+    return job and checked.result is Result.UNCERTAIN
+
+
+def _render_sheet(answer: Answer, look: Look, doubt: str) -> str:
+    """The sheet of a plan, or of a job of several. ``doubt``: why the job's verdict is open, if it is."""
     if answer.job is not None:
         from memsheet.report.screen.jobs.phases import render_job
 
-        return render_job(answer, look)
+        return render_job(answer, look, doubt=doubt)
     from memsheet.report.screen.table import render_answer
 
     return render_answer(answer, look)

@@ -167,7 +167,10 @@ def test_whole_logits_are_told_beside_the_sheet_and_offload_is_explained(tmp_pat
     fused = check_text(tmp_path, f"{text} {M}.use_fused_kernels=True", "8xH100-80GB").moved
     assert [one.at for one in fused] == [f"{A}.fsdp_config.param_offload"]
     entropy = check_text(tmp_path, f"{text} {A}.entropy_coeff=0.01", "8xH100-80GB").moved
-    assert entropy[0].high_bytes > entropy[0].low_bytes == moved["logits"].high_bytes
+    assert entropy[0].high_bytes == entropy[0].low_bytes > moved["logits"].high_bytes  # compiled
+    more = f"{A}.entropy_coeff=0.01 {A}.use_torch_compile=False"
+    one_by_one = check_text(tmp_path, f"{text} {more}", "8xH100-80GB").moved
+    assert one_by_one[0].low_bytes > 4 * entropy[0].high_bytes
 
 
 def test_an_unknown_key_is_told_with_the_nearest_one() -> None:

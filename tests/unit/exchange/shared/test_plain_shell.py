@@ -26,6 +26,7 @@ SCRIPTS = {
     "loop over a list": 'M=(a b)\nO=--o\nfor m in "${M[@]}"; do O+=" $m"; done\nrun $O',
     "choice": 'X=b\ncase "$X" in\n a) N=1 ;;\n b|c) N=2 ;;\n *) N=3 ;;\nesac\nrun --n $N',
     "other choice": "X=q\ncase $X in a) N=1;; *) N=3;; esac\nrun --n $N",
+    "default of what is empty": 'U=${WILD_U:-}\nX=on\ncase "${X}" in\n on) U=${U:-0.6} ;;\n *) U=0.3 ;;\nesac\nif [ "${U:-0.1}" = 0.6 ]; then O=--a; else O=--b; fi\nV=\nrun --u ${U} $O --m ${V:-4} --k ${V-5}x',
     "arguments": 'B=2\nwhile [[ $# -gt 0 ]]; do\n case "$1" in\n  --batch) B="$2"; shift 2 ;;\n  *) shift ;;\n esac\ndone\nrun --b $B',
     "arguments with a function": 'B=2\nsay() { echo "$1"; }\nusage() {\n say "how to"\n exit 0\n}\nwhile [[ "$1" != "" ]]; do\n case $1 in\n  -b) shift; B=$1 ;;\n  -h) usage ;;\n  *) say no; exit 1 ;;\n esac\n shift\ndone\nrun --b $B',
     "options": 'B=2\nwhile getopts "b:" o; do case $o in b) B=$OPTARG ;; esac; done\nrun --b $B',

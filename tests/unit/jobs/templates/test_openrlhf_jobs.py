@@ -120,12 +120,6 @@ def test_tokens_bound_a_micro_batch_and_no_row_is_cut(tmp_path: Path) -> None:
     assert actor["microbatch"] * actor["seq_len"] == 4096
 
 
-def test_ring_attention_leaves_the_verdict_open(tmp_path: Path) -> None:
-    found = checked(tmp_path, f"{TOGETHER} --ds.ring_attn_size 2")
-    assert "ring attention" in found.doubt
-    assert phases_of(found)["ref"]["plan"]["seq_len"] == 512
-
-
 def test_flags_of_older_releases_say_the_same(tmp_path: Path) -> None:
     older = (
         "ray job submit -- python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-0.6B "
@@ -200,3 +194,28 @@ def test_a_screen_shows_the_whole_of_each_figure(width: int) -> None:
     said = render_job(found.answer, Look(width=width))
     assert "…" not in said
     assert "GiB of it" in said if width == 80 else "GiB of it" not in said
+
+
+def test_ring_attention_has_buffers_of_all_ranks_tokens(tmp_path: Path) -> None:
+    """The sheet was told to be without them, and could need nothing at the least."""
+    alone, shared = (checked(tmp_path, f"{TOGETHER} --ds.ring_attn_size {ranks}") for ranks in (1, 2))
+    assert not shared.doubt
+    assert alone.answer is not None
+    assert shared.answer is not None
+    rows = [job_of(found)["roles"]["actor"]["plan"]["seq_len"] for found in (alone, shared)]
+    assert rows == [1024, 512]
+    item = next(one for one in shared.answer.sheets[0].items if one.path == "actor/ring_attention")
+    assert {when.value for when in item.at} == {
+        "old_log_prob/forward", "update_actor/forward", "update_actor/backward",
+    }  # fmt: skip
+    assert all(0 == size.low == size.value < size.high for size in item.at.values())
+    (passing, learnt) = (item.at[memsheet.Instant(at)].high for at in ("old_log_prob/forward", "update_actor/forward"))  # fmt: skip
+    assert passing == 2 * learnt  # of four rows, and of two
+    assert not [one for one in alone.answer.sheets[0].items if "ring" in one.path]
+
+
+def test_ring_attention_of_another_model_stays_open(tmp_path: Path) -> None:
+    """Whose heads nobody looked up."""
+    script = SCRIPT.replace("--reward.model_name_or_path Qwen/Qwen3-0.6B", "--reward.model_name_or_path Qwen/Qwen3-4B")  # fmt: skip
+    found = checked(tmp_path, f"{TOGETHER} --ds.ring_attn_size 2", script)
+    assert "ring" in found.doubt

@@ -123,7 +123,7 @@ def test_a_policy_and_its_critic_go_back_at_once(tmp_path: Path) -> None:
     assert list(roles) == ["actor", "critic", "reward", "reference"]
     assert roles["actor"]["plan"]["recompute"] == {"mode": "none"}
     rows = {item.path: item for item in answer.sheets[0].items}
-    assert rows["actor/critic_at_once"].at[memsheet.Instant("update_actor/loss")].value > 0
+    assert rows["critic/at_once"].at[memsheet.Instant("update_actor/loss")].value > 0
     assert rows["actor/scores"].at[memsheet.Instant("gen/load")].low >= 4 * 4 * 128 * 151_936
     assert "in the width of the policy" in doubt
 

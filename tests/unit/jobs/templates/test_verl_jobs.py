@@ -381,3 +381,38 @@ def test_a_pass_whose_rows_nobody_says_has_one_and_leaves_the_verdict_open(tmp_p
     assert not said.doubt
     assert f"{R}.log_prob_micro_batch_size_per_gpu is not said" in str(unsaid.doubt)
     assert held(unsaid, "old_log_prob/loss", "actor") < held(said, "old_log_prob/loss", "actor")
+
+
+def test_ranks_that_share_a_row_hold_a_part_of_it_and_what_they_exchange(tmp_path: Path) -> None:
+    """The sheet was told to be without the exchange, and could need nothing at the least."""
+    alone, shared = (checked(tmp_path, f"{A}.ulysses_sequence_parallel_size={ranks}") for ranks in (1, 2))
+    assert alone.answer is not None
+    assert shared.answer is not None
+    assert "ulysses" not in shared.doubt
+    rows = {
+        name: found.answer.job["roles"]["actor"]["plan"]["seq_len"]
+        for name, found in (("alone", alone), ("shared", shared))
+    }  # type: ignore[union-attr, index]
+    assert 2 * rows["shared"] == rows["alone"]
+    (sheet, *_), (own, *_) = shared.answer.sheets, alone.answer.sheets
+    item = next(one for one in sheet.items if one.path == "actor/exchanged_heads")
+    assert {when.step.value for when in item.at} == {"forward", "backward"}
+    assert all(0 == size.low == size.value < size.high for size in item.at.values())
+    assert not [one for one in own.items if "exchanged" in one.path]
+
+
+@pytest.mark.parametrize(
+    ("more", "read", "learnt"),
+    [
+        ("", 4, 6),
+        (f"{A}.entropy_from_logits_with_chunking=True", 8, 32),
+        (f"{A}.use_torch_compile=False", 18, 32),
+        ("actor_rollout_ref.model.use_remove_padding=False", 18, 32),
+    ],
+)
+def test_entropy_has_copies_of_the_logits_where_nothing_compiles_it(
+    more: str, read: int, learnt: int, tmp_path: Path
+) -> None:
+    phases = {one["name"]: one for one in job_of(checked(tmp_path, f"{A}.entropy_coeff=0.01 {more}"))["phases"]}  # fmt: skip
+    assert phases["update_actor"]["logits"]["bytes"][2] == learnt
+    assert phases["old_log_prob"]["logits"]["bytes"][2] == read

@@ -15,6 +15,7 @@ from memsheet.exchange.formats.verl.strategies import (
     MODEL,
     OF_ENGINES,
     SUPERVISED,
+    VEOMNI,
     engine_place,
     held_value,
     is_on,
@@ -23,6 +24,7 @@ from memsheet.exchange.formats.verl.strategies import (
     parallel_degree,
     program_of,
     sequence_ranks,
+    strategy_of,
     trains_actor,
     verl_row,
 )
@@ -42,6 +44,25 @@ OFFLOADS = frozenset(
 )
 LOGIT, WIDE = 2, 4
 """Bytes of a logit in sixteen bits, and of its probability in fp32 (autocast of softmax)."""
+Range = tuple[int, int, int]
+WHOLE, COMPILED, EAGER, OPEN = "whole", "compiled", "eager", "open"
+"""How entropy is made of logits: not at all, by a compiled function, by operations one by one, or nobody
+knows which.
+"""
+READ: Mapping[str, Range] = {WHOLE: (2, 4, 4), COMPILED: (2, 4, 4), EAGER: (14, 16, 18), OPEN: (2, 4, 18)}
+LEARNT: Mapping[str, Range] = {WHOLE: (4, 4, 4), COMPILED: (6, 6, 6), EAGER: (26, 28, 32), OPEN: (6, 16, 32)}
+"""Bytes of a logit where it is only read, and where it is learnt from, counted of the same operations. The
+logits are divided by the temperature in place (workers/actor/dp_actor.py:254), in newer releases into a second
+tensor, beside which the first is there as long as they are read (1dda039 workers/engine/fsdp/
+transformer_impl.py:1357). Autocast's probabilities in fp32 and what log-sum-exp makes beside them are three
+copies of four bytes (utils/torch_functional.py:226-228). Compiled, the forward makes none of them and the
+backward the gradient alone: pytorch/pytorch v2.13.0 torch/_inductor/ir.py, should_realize_on_reuse, inlines
+them into their reductions on a GPU. Where padding stays, what is read is sliced and copied once more.
+"""
+CHUNK, OF_CHUNK = 2048, 16
+"""Rows of logits that entropy in chunks is made of at once, and bytes of one of them: in fp32, its
+probability, their product, and the exponential (utils/torch_functional.py:233-251).
+"""
 CRITICS = ("gae",)
 """Estimators of advantages that train a critic (trainer/ppo/core_algos.py)."""
 
@@ -119,6 +140,38 @@ def _says_entropy(values: Values) -> bool:
     return is_on(values, f"{ACTOR}.calculate_entropy", usual=False) or coefficient not in (0, 0.0)
 
 
+def _makes_entropy(values: Values) -> str:
+    """How entropy is made where it is (workers/actor/dp_actor.py:80-93, of padded rows never compiled; 1dda039
+    trainer/config/engine/fsdp.yaml:54, veomni.yaml:41); those that are read as verl's make none of what is
+    read (hiyouga/EasyR1 b44b311 workers/actor/dp_actor.py:130), or in chunks.
+    """
+    if _is_chunked(values):
+        return OPEN
+    usual = strategy_of(values) != VEOMNI
+    of_actor = is_on(values, f"{ACTOR}.use_torch_compile", usual=usual)
+    compiles = is_on(values, f"{engine_place(values)}.use_torch_compile", usual=of_actor)
+    padless = is_on(values, f"{MODEL}.use_remove_padding", usual=True)
+    return COMPILED if compiles and padless else EAGER
+
+
+def _is_chunked(values: Values) -> bool:
+    name = "entropy_from_logits_with_chunking"
+    return any(is_on(values, f"{place}.{name}", usual=False) for place in (ACTOR, engine_place(values)))
+
+
+def read_logit_bytes(values: Values, tokens: int, *, entropy: bool) -> Range:
+    """Bytes of a logit of FSDP's actor that is read, of a pass of so many ``tokens``."""
+    low, value, high = READ[_makes_entropy(values) if entropy else WHOLE]
+    if entropy and _is_chunked(values) and tokens:
+        high = min(high, READ[WHOLE][2] + -(-OF_CHUNK * min(CHUNK, tokens) // tokens))
+    return low, value, high
+
+
+def learnt_logit_bytes(values: Values) -> Range:
+    """Bytes of a logit of FSDP's actor that is learnt from, with entropy where it is part of the update."""
+    return LEARNT[_makes_entropy(values) if _says_entropy(values) else WHOLE]
+
+
 def logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
     """Bytes of whole logits beyond a sheet without them. ``asked``: ``@tokens`` of a rank's micro-batch and
     the model's ``@vocab``.
@@ -147,13 +200,9 @@ def logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
         copied = 2 if program_of(values) == OF_ENGINES else 1
         yield Moved(at="logits", why=why, low_bytes=once, high_bytes=once * (copied + 1))
         return
-    why = (
-        "logits of all tokens, their gradient, and the probabilities that entropy is made of "
-        "(workers/actor/dp_actor.py:262-276)"
-    )
-    yield Moved(
-        at=f"{ACTOR}.entropy_coeff", why=why, low_bytes=2 * once, high_bytes=elements * (2 * LOGIT + 3 * WIDE)
-    )
+    why = "logits of all tokens, their gradient, and what entropy is made of (workers/actor/dp_actor.py:262-276)"
+    least, _, most = learnt_logit_bytes(values)
+    yield Moved(at=f"{ACTOR}.entropy_coeff", why=why, low_bytes=elements * least, high_bytes=elements * most)
 
 
 def offload_moved(values: Values) -> Iterator[Moved]:

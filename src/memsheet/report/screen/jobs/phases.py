@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import printable_line
+from memsheet.formulas.runtime import driver_context
 from memsheet.jobs.limits import SHARE, JobLimit
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.screen.table import VERDICTS, answer_note_lines, deciding_sheet, percent_share
-from memsheet.report.shared.jobs.phases import PhaseNeed, fullest_instant, phase_needs, role_rows
+from memsheet.report.shared.jobs.phases import (
+    LACKS,
+    PhaseNeed,
+    doubted_reasons,
+    fullest_instant,
+    phase_needs,
+    role_rows,
+)
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.sizes import (
     headroom_phrase,
@@ -26,6 +34,8 @@ from memsheet.sheet import Sheet
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from memsheet.plan.device import Cluster
+
 
 LEAST_REASON = 16
 """Columns of a reason beside a change, with which it is read."""
@@ -33,9 +43,9 @@ Help = tuple[str, str, Answer]
 """What to write, what it mends, and the answer with it."""
 
 
-def render_job(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> str:
-    """The whole screen as text that ends in a newline."""
-    return render_parts(_job_sections(answer, look, helps), look)
+def render_job(answer: Answer, look: Look, helps: tuple[Help, ...] = (), doubt: str = "") -> str:
+    """The whole screen as text that ends in a newline. ``doubt``: why files leave the verdict open."""
+    return render_parts(_job_sections(answer, look, helps, doubt), look)
 
 
 def render_job_limit(limit: JobLimit, look: Look) -> str:
@@ -46,14 +56,16 @@ def render_job_limit(limit: JobLimit, look: Look) -> str:
 def _limit_sections(limit: JobLimit, look: Look) -> Iterator[RenderableType]:
     share, largest = limit.what == SHARE, limit.largest
     if largest is None:
-        none = "NO SHARE" if share else "NONE"
-        yield labelled_row(none, "bold red", (f"no {limit.what} lets every phase fit",), look)
+        word = "NO SHARE" if share else "NONE"
+        told = (f"no {limit.what} lets every phase fit", "memsheet job says what else helps")
+        yield labelled_row(word, "bold red", told, look)
     else:
         size = f"{largest:g}" if share else f"{largest:,}"
         said = (f"{limit.what} up to {size}: every phase fits",)
         counted = (f"the job has {limit.counted:,}",) if limit.counted is not None else ()
         yield labelled_row(size, "bold green", (*said, *counted), look)
-    label = "with 0.01" if share and largest is None else "0.01 more" if share else "more"
+    none, more = ("with 0.01", "0.01 more") if share else ("with the least", "more")
+    label = none if largest is None else more
     yield from _beyond_sections(label, limit.answer, limit.beyond, look)
 
 
@@ -64,15 +76,19 @@ def _beyond_sections(
         sheet = deciding_sheet(beyond)
         size = sheet.device
         needs = f"needs {look.need(size.value, look.digits)}{size_range_suffix(size, look)}"
-        most = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
-        yield labelled_row(label, "bold", (needs, f"most in {INSTANTS[most]}"), look)
+        yield labelled_row(label, "bold", (needs, f"most in {INSTANTS[fullest_instant(sheet)]}"), look)
     yield from _job_sections(answer, look)
 
 
-def _job_sections(answer: Answer, look: Look, helps: tuple[Help, ...] = ()) -> Iterator[RenderableType]:
+def _job_sections(
+    answer: Answer, look: Look, helps: tuple[Help, ...] = (), doubt: str = ""
+) -> Iterator[RenderableType]:
     sheet = deciding_sheet(answer)
     look = look_with_exact_digits(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
     yield _job_headline(answer, sheet, look)
+    reasons = [*doubted_reasons(answer), *([doubt] if doubt else [])]
+    if reasons:
+        yield labelled_row("Because", "bold", reasons, look, between="; ")
     if helps:
         yield _help_table(helps, look)
     yield _role_table(answer)
@@ -111,6 +127,8 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         and sheet.device.low <= cluster.device.framework_high_bytes
     ):
         left, where = (), "a server does not start: its pool is too small for one sequence of its longest"
+    elif verdict.result is Result.UNCERTAIN and any(LACKS in note for note in answer.notes):
+        left = ()  # what its pool lacks is none of the card's
     phrases = (*host, *need_and_room(cluster.device, verdict, look), *left, _card_words(sheet), where)
     return labelled_row(word, style, phrases, look)
 
@@ -171,9 +189,10 @@ def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     from rich.console import Group
 
     roles = tuple(dict.fromkeys(item.path.partition("/")[0] for item in sheet.items))
-    needs = tuple(phase_needs(sheet, answer.cluster))
+    told = answer.verdict.device if answer.verdict is not None else None
+    needs = tuple(phase_needs(sheet, answer.cluster, told if sheet is deciding_sheet(answer) else None))
     heads = ("phase", "fullest in", look.unit, "range", "free")
-    rows = [_phase_cells(need, look) for need in needs]
+    rows = [_phase_cells(need, look, answer.cluster) for need in needs]
     shares = [[look.cell(need.by_role.get(role, 0)) for role in roles] for need in needs]
     deciding = [need.phase == fullest_instant(sheet).phase for need in needs]
     title = _card_words(sheet) if len(answer.sheets) > 1 else None
@@ -188,8 +207,10 @@ def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     )
 
 
-def _phase_cells(need: PhaseNeed, look: Look) -> list[str]:
-    ends = f"{look.cell(need.device.low)} to {look.cell(need.device.high)}"
+def _phase_cells(need: PhaseNeed, look: Look, cluster: Cluster | None) -> list[str]:
+    least = driver_context(cluster.device)[0].low if cluster else 0
+    low = f"{look.cell(need.device.low)} to " if need.device.low > least else "up to "
+    ends = f"{low}{look.cell(need.device.high)}"
     free = "" if need.free_bytes is None else look.cell(need.free_bytes, headroom=True)
     return [need.phase, INSTANTS[need.instant.step], look.cell(need.device.value), ends, free]
 
