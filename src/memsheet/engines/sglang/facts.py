@@ -13,14 +13,19 @@ from memsheet.engines.sglang.drafting import DRAFTING, kept_of
 from memsheet.engines.sglang.library_code import LIBRARY_CODE
 from memsheet.engines.sglang.served_since import SERVED_SINCE
 from memsheet.frozen import dataclass
+from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh, SpeculativeMethod
 from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimit, ServingFacts, Unserved
 from memsheet.sheet import FromCode
 from memsheet.units import MIB
+
+with late_functions(__name__):
+    from memsheet.engines.sglang.chunk_graphs import records_chunks
 
 
 class Reserve(Enum):
@@ -206,17 +211,52 @@ def sglang_defaults(
     *,
     latent: bool,
     sparse: bool = False,  # noqa: ARG001  (its pages do not depend on it)
+    model: ModelSpec | None = None,
 ) -> Mapping[str, Any]:
     """What the server takes where nobody says."""
     version, method = request.get("engine_version"), request.get("speculative.method")
     release = release_of(version)
     tokens = request.get("serving.max_batched_tokens") or tier_of(release, device).chunk_tokens
-    captured = request.get("serving.graph_sequences") or graph_sequences(release, device, int(mesh.tp))
-    sent = DEEPEP_MIB if request.get("serving.dispatch") == "deepep" else 0
+    captured = request.get("serving.graph_sequences") or _usual_graph_sequences(
+        request, release, device, mesh
+    )
+    sends = request.get("serving.dispatch") == "deepep"
+    sent = DEEPEP_MIB if sends else 0
+    captures = _captures(request)
+    chunks = records_chunks(
+        model, release, version,
+        stages=int(mesh.pp), groups=int(mesh.attn_dp), sends=sends, adapters=bool(request.get("adapter.rank")),
+        captures=captures, nvidia=device is None or device.vendor == "NVIDIA",
+    )  # fmt: skip
+    recorded = min(tokens, request.get("serving.pool_tokens") or tokens) if chunks else 0
+    steps = 0 if version_of(version) >= UNCAPTURED_SINCE and not captures else captured
     return {
         "serving.max_sequences": kept_of(version).requests if method else MOST_REQUESTS * int(mesh.attn_dp), "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
-        "serving.memory_fraction": _static_memory_fraction(release, device, mesh, (tokens, captured), latent=latent, drafting_mib=reserved_mib(version, method) + sent),
+        "serving.memory_fraction": _static_memory_fraction(release, device, mesh, (tokens, steps, recorded), latent=latent, drafting_mib=reserved_mib(version, method) + sent),
     }  # fmt: skip
+
+
+WITHIN_REQUESTS_SINCE, UNCAPTURED_SINCE = (0, 5, 22), (0, 5, 20)
+"""Since when the largest graph has no more sequences than may run (v0.5.22 arg_groups/memory_hook.py:182,
+v0.5.23 the same; v0.5.21 :180 has no such rule), and nothing is kept free for steps that are not recorded
+(v0.5.21 arg_groups/memory_hook.py:352 reserve_for_graph_mb; v0.5.12 server_args.py:1548).
+"""
+
+
+def _usual_graph_sequences(
+    request: Mapping[str, Any], release: Release, device: Device | None, mesh: Mesh
+) -> int:
+    """Sequences of the largest graph where nobody says, as the share of memory counts them."""
+    usual = graph_sequences(release, device, int(mesh.tp))
+    if version_of(request.get("engine_version")) < WITHIN_REQUESTS_SINCE:
+        return usual
+    return min(usual, int(request.get("serving.max_sequences") or usual))
+
+
+def _captures(request: Mapping[str, Any]) -> bool:
+    """Whether steps are recorded."""
+    said = (request.get(key) for key in ("serving.cuda_graphs", "cuda_graphs"))
+    return next((bool(value) for value in said if value is not None), True)
 
 
 def reserved_mib(version: str | None, method: str | None) -> int:
@@ -233,15 +273,16 @@ def _static_memory_fraction(
     release: Release,
     device: Device | None,
     mesh: Mesh,
-    batch: tuple[int, int],
+    batch: tuple[int, int, int],
     *,
     latent: bool,
     drafting_mib: int = 0,
 ) -> float:
     """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by
-    its ranks. ``batch``: tokens of a chunk, and sequences of the largest graph.
+    its ranks. ``batch``: tokens of a chunk, sequences of the largest graph of steps, tokens of that of chunks,
+    0 without.
     """
-    tokens, captured = batch
+    tokens, captured, recorded = batch
     tp, ranks, tier = int(mesh.tp), int(mesh.tp) * mesh.pp, tier_of(release, device)
     by_ranks = next(share for least, share in BY_RANKS if tp >= least)
     if device is None:
@@ -260,8 +301,8 @@ def _static_memory_fraction(
         case Reserve.TOKENS | Reserve.TOKENS_AND_CHUNKS:
             kept = METADATA_MIB + TOKEN_MIB * max(tokens, 2048) + RANKS_MIB * ranks / 8 + GRAPH_MIB * captured
             kept += group_graphs_mib(captured, int(mesh.attn_dp))
-            chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
-            kept += chunks if release.reserve is Reserve.TOKENS_AND_CHUNKS else 0
+            chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(recorded)
+            kept += chunks if recorded else 0
             kept = max(kept, FLOOR_MIB) if _device_memory_mib(device) > FLOOR_ABOVE_MIB else kept
     return round(1 - (kept + drafting_mib) / _device_memory_mib(device), 3)
 

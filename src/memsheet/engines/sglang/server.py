@@ -186,7 +186,7 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
     device = cluster.device if cluster else None
     sizes = recorded_sizes(int(largest), drafts=plan.speculative is not None)
     graphs = (
-        *graph_items(part, group, release, largest, device),
+        *graph_items(part, group, release, largest, device, int(plan.mesh.attn_dp)),
         *kept_logits_items(part, plan, largest),
         *attention_items(part, group, release, largest * verified_tokens(plan), sizes, device),
         *grouped_graphs(plan, largest),

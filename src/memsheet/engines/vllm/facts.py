@@ -16,6 +16,7 @@ from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimit, ServingFacts, Unserved
@@ -113,7 +114,13 @@ CHUNK_GROWN = (0, 6, 5)
 
 
 def vllm_serve_defaults(
-    request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool, sparse: bool = False
+    request: Mapping[str, Any],
+    device: Device | None,
+    _: Mesh,
+    *,
+    latent: bool,
+    sparse: bool = False,
+    model: ModelSpec | None = None,  # noqa: ARG001  (``defaults`` bounds them by it)
 ) -> Mapping[str, Any]:
     """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the
     card's memory, A100 excepted).
@@ -136,9 +143,18 @@ def _latent_block(release: Release, device: Device | None, *, sparse: bool) -> i
     return BLACKWELL_LATENT_BLOCK if blackwell else BLOCK
 
 
+SPARK_UNITS, SPARK_SMALL_SINCE = "12.1", (0, 33)
+"""GB10, and since when it has the defaults of small cards whatever its memory (v0.33.0
+engine/arg_utils.py:2963; v0.32.0 :2933 has no such case).
+"""
+
+
 def _is_large_card(release: Release, device: Device | None) -> bool:
     """Device memory as the driver counts it, which is what a framework gets and a few MiB."""
-    named_out = device is not None and "a100" in device.name.lower() and release.since > (0, 8)
+    named_out = device is not None and (
+        ("a100" in device.name.lower() and release.since > (0, 8))
+        or (device.compute_capability == SPARK_UNITS and release.since >= SPARK_SMALL_SINCE)
+    )
     return (
         release.sized_by_card
         and device is not None
