@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.stand_in_server import WHOLE_TEXTS
 from memsheet.frozen import replace
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import Head, ModelSpec
 from memsheet.questions.named_models import model_of
 
@@ -36,18 +37,39 @@ def without_output(
     model = model_of(name) if name is not None and any(map(_looks_for_pooling, reads.values())) else None
     if model is None or model.head.kind != "causal_lm":
         return name, dict(reads)
-    if not any(_keeps_pool(read) or (NAMED in model.name and _is_open(read)) for read in reads.values()):
-        return name, dict(reads)
+    if not any(_keeps_pool(read) or (is_embedder(model) and _is_open(read)) for read in reads.values()):
+        return model if is_embedder(model) else name, dict(reads)
+    engine = next((read.request.get("engine") for read in reads.values() if _looks_for_pooling(read)), None)
+    return _pooled(model, engine), {at: _without_flags(read) for at, read in reads.items()}
+
+
+def is_embedder(model: ModelSpec) -> bool:
+    """Whether a decoder's name says that its checkpoint holds how it is pooled."""
+    return model.head.kind == "causal_lm" and NAMED in model.name.lower()
+
+
+def as_released(model: ModelSpec, engine: object) -> ModelSpec:
+    """The model as an engine serves its release where nobody says how."""
+    found = find_engine(str(engine)) if engine is not None else None
+    if found is None or not found.serving.pools_embedders or not is_embedder(model):
+        return model
+    return _pooled(model, engine)
+
+
+def _pooled(model: ModelSpec, engine: object) -> ModelSpec:
+    """A model without what makes logits; without a cache where the engine has its layers attend both ways."""
+    found = find_engine(str(engine))
+    if found is not None and is_embedder(model) and model.model_type in found.serving.embeds_both_ways:
+        return _read_at_once(model) or model
     note = "the server makes vectors or scores with the model, and has no output matrix"
     source = replace(model.source, notes=(*model.source.notes, note))
-    pooled = replace(model, head=Head(kind="none", width=model.head.width), source=source)
-    return pooled, {at: _without_flags(read) for at, read in reads.items()}
+    return replace(model, head=Head(kind="none", width=model.head.width), source=source)
 
 
 def _read_at_once(model: ModelSpec | None) -> ModelSpec | None:
     """A decoder that reads whole texts, as an encoder does: without an output matrix, and without a cache,
     which nothing would read (huggingface/text-embeddings-inference v1.8 backends/candle/src/models/
-    flash_qwen3.rs, flash_mistral.rs). None of any other model.
+    flash_qwen3.rs, flash_mistral.rs; vllm v0.33.0 model_executor/models/gemma3.py:168). None of any other model.
     """
     if model is None or not any(stack.role == "decoder" for stack in model.stacks) or len(model.stacks) > 1:
         return None

@@ -35,6 +35,7 @@ from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
 
 with late_functions(__name__):
+    from memsheet.questions.pooled_models import as_released
     from memsheet.questions.recordings import recording_of, serving_recording_of
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
     if isinstance(found, ModelSpec):
         return found
     spec = _model_of_config(found, recorder)
+    if task == "infer" and engine is not None:
+        return as_released(spec, engine)
     if task != "train" or spec.recording is not None:
         return spec
     from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers

@@ -10,7 +10,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.catalog import find_model
+from memsheet.catalog import find_model, model_names
 from memsheet.errors import Problem, input_error
 from memsheet.formulas.states.params import parameter_tensors, tower_tensors
 from memsheet.plan.model import Moe
@@ -82,6 +82,27 @@ def test_pooled_models_have_no_output(name: str, flags: str, output: bool, tmp_p
     assert found.answer is not None
     assert (found.answer.model.head.kind == "causal_lm") is output
     assert not any("--runner" in at or "--convert" in at for at, _ in found.reads["serve.sh"].unmodelled)
+
+
+EMBEDDERS = [name for name in model_names() if "embedding" in name]
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_a_question_and_a_command_serve_an_embedder_alike(name: str, tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(f"vllm serve {name} --max-model-len 2048\n")
+    commanded = memsheet.check(tmp_path / "serve.sh", gpus="1xA100-80GB").answer
+    asked = memsheet.infer(name, engine="vllm", gpus="1xA100-80GB", max_model_len=2048)
+    assert commanded is not None
+    assert asked.model.head.kind == commanded.model.head.kind == "none"
+    held = [[(item.path, item.at) for item in one.sheets[0].items] for one in (asked, commanded)]
+    assert held[0] == held[1]
+
+
+def test_an_embedder_that_attends_both_ways_keeps_no_cache() -> None:
+    served = memsheet.infer("embeddinggemma-300m", engine="vllm", gpus="1xL4").serving or {}
+    assert (served["kv_bytes_per_token"], served["pages"]) == (0, 0)
+    causal = memsheet.infer("qwen3-embedding-0.6b", engine="vllm", gpus="1xL4").serving or {}
+    assert causal["kv_bytes_per_token"] == 28 * 2 * 8 * 128 * 2
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,10 @@ _PREVIOUSLY_SUPPORTED_MODELS.
 """
 POOLED = frozenset({"bert", "roberta", "modernbert"})
 """Encoders of v0.11.0 model_executor/models/registry.py, _EMBEDDING_MODELS and _CROSS_ENCODER_MODELS."""
+EMBEDS_BOTH_WAYS = frozenset({"gemma3_text"})
+"""Of decoders that are pooled, those whose layers then keep nothing (v0.33.0 model_executor/models/config.py:157,
+gemma3.py:168 EncoderOnlyAttention; v0.11.0 models/gemma3.py).
+"""
 SERVING = ServingFacts(
     library_code=LIBRARY_CODE,
     heeded_caches=HEEDED_CACHES,
@@ -256,6 +260,8 @@ SERVING = ServingFacts(
     unserved=UNSERVED,
     served_since=SERVED_SINCE,
     pooled=POOLED,
+    pools_embedders=True,  # v0.33.0 config/model.py:1290 get_pooling_config
+    embeds_both_ways=EMBEDS_BOTH_WAYS,
     own_draft_outputs=own_draft_outputs,
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue
