@@ -105,6 +105,36 @@ def test_an_embedder_that_attends_both_ways_keeps_no_cache() -> None:
     assert causal["kv_bytes_per_token"] == 28 * 2 * 8 * 128 * 2
 
 
+NO_PICTURES, NO_ITEMS = "--limit-mm-per-prompt '{\"image\": 0}'", "--limit-mm-per-prompt image=0,video=0"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "version", "seeing"),
+    [
+        ("qwen2.5-vl-7b", "--language-model-only", "0.33.0", False),
+        ("qwen2.5-vl-7b", NO_ITEMS, "0.33.0", False),
+        ("qwen2.5-vl-7b", NO_ITEMS, "0.20.2", False),
+        ("qwen2.5-vl-7b", NO_ITEMS, "0.18.0", True),
+        ("qwen2.5-vl-7b", NO_PICTURES, "0.33.0", True),  # videos are seen by the same tower
+        ("gemma-3-4b", NO_PICTURES, "0.33.0", False),
+        ("gemma-3n-e4b", NO_PICTURES, "0.33.0", True),  # which hears
+        ("gemma-3n-e4b", "--language-model-only", "0.33.0", False),
+        ("gemma-3-4b", "--limit-mm-per-prompt image=2", "0.33.0", True),
+        ("qwen3-8b", "--language-model-only", "0.33.0", False),
+    ],
+)
+def test_towers_of_what_a_server_takes_none_of_are_left_out(
+    name: str, flags: str, version: str, seeing: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "serve.sh").write_text(f"vllm serve {name} --max-model-len 4096 {flags}\n")
+    answer = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB", engine_version=version).answer
+    assert answer is not None
+    whole = read_named_model(name, "infer")
+    assert bool(answer.model.towers) is seeing
+    left = 0 if seeing else parameters_of(tower_tensors(whole))
+    assert parameters_of(parameter_tensors(answer.model)) == parameters_of(parameter_tensors(whole)) - left
+
+
 @pytest.mark.parametrize(
     ("task", "head"),
     [

@@ -245,6 +245,15 @@ EMBEDS_BOTH_WAYS = frozenset({"gemma3_text"})
 """Of decoders that are pooled, those whose layers then keep nothing (v0.33.0 model_executor/models/config.py:157,
 gemma3.py:168 EncoderOnlyAttention; v0.11.0 models/gemma3.py).
 """
+TOWERS_LEFT_OUT_SINCE = (0, 20)
+"""v0.20.2 model_executor/models/interfaces.py:285 _mark_tower_model, v0.33.0 :390; v0.14.0 has it not, and
+older releases leave out some families' alone (v0.11.0 models/qwen3_vl.py:1129).
+"""
+PICTURES_ALONE = frozenset({
+    "cohere2_vision", "gemma3", "gemma3n", "lfm2_vl", "llama4", "llava", "llava_next", "minicpmv4_6", "mistral3", "paddleocr_vl",
+    "paligemma", "step3p7",
+})  # fmt: skip
+"""Types whose tower is marked as one of pictures (v0.33.0 model_executor/models/*.py, _mark_tower_model)."""
 SERVING = ServingFacts(
     library_code=LIBRARY_CODE,
     heeded_caches=HEEDED_CACHES,
@@ -262,6 +271,8 @@ SERVING = ServingFacts(
     pooled=POOLED,
     pools_embedders=True,  # v0.33.0 config/model.py:1290 get_pooling_config
     embeds_both_ways=EMBEDS_BOTH_WAYS,
+    leaves_towers_since=TOWERS_LEFT_OUT_SINCE,
+    sees_pictures_alone=PICTURES_ALONE,
     own_draft_outputs=own_draft_outputs,
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue
