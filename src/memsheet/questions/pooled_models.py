@@ -69,7 +69,8 @@ def _pooled(model: ModelSpec, engine: object) -> ModelSpec:
 def _read_at_once(model: ModelSpec | None) -> ModelSpec | None:
     """A decoder that reads whole texts, as an encoder does: without an output matrix, and without a cache,
     which nothing would read (huggingface/text-embeddings-inference v1.8 backends/candle/src/models/
-    flash_qwen3.rs, flash_mistral.rs; vllm v0.33.0 model_executor/models/gemma3.py:168). None of any other model.
+    flash_qwen3.rs, flash_mistral.rs; vllm v0.33.0 model_executor/models/gemma3.py:168). None of any other
+    model.
     """
     if model is None or not any(stack.role == "decoder" for stack in model.stacks) or len(model.stacks) > 1:
         return None

@@ -90,7 +90,7 @@ LOADED: dict[str, Callable[[], Cases]] = {
     "loaded.rope_bytes": lambda: {"latent": call(spec(LATENT), BF16)},
     "loaded.row_scales_bytes": lambda: {"fp8": call((replace(TENSOR, dtype=FP8),))},
     "online.unquantized_bytes": lambda: {"fp8": call(serving("vllm", "llama-3.2-1b", quantization__weights="fp8"), (replace(TENSOR, dtype=FP8),))},
-    "loaded.swizzled_scales_bytes": lambda: {"": call((symbol("experts"), symbol("in"), symbol("out")))},
+    "packed_experts.swizzled_scales_bytes": lambda: {"": call((symbol("experts"), symbol("in"), symbol("out")))},
     "untied_bytes": lambda: {"fp8": call(tied(), serving("vllm", "llama-3.2-1b", quantization__weights="fp8"))},
     "deepep.near_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},
     "deepep.far_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},

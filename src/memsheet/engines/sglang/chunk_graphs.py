@@ -5,6 +5,7 @@ from __future__ import annotations
 from memsheet.engines.sglang.facts import Release, Reserve, version_of
 from memsheet.engines.sglang.vision_share import BLIND, WITHOUT_TOWER
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec
+from memsheet.references import SGLANG, formula
 
 BREAKABLE_SINCE = (0, 5, 20)
 """Since when a chunk is recorded in pieces without torch.compile, which more jobs allow (v0.5.23
@@ -62,10 +63,13 @@ def _has_key_delta(model: ModelSpec | None) -> bool:
     return any(isinstance(mixer, LinearAttention) and mixer.kind == "kimi_delta" for mixer in mixers)
 
 
+@formula(
+    cites=SGLANG,
+    at="v0.5.23 arg_groups/memory_hook.py:233-262, v0.5.12 server_args.py:1514-1534",
+    counts="int",
+)
 def largest_chunk(model: ModelSpec | None, version: str | None, tokens: int, pool_tokens: int = 0) -> int:
-    """Tokens of the largest chunk that is recorded: a whole one, no more than the pool is told to hold
-    (v0.5.23 arg_groups/memory_hook.py:251).
-    """
+    """Tokens of the largest chunk that is recorded: a whole one, no more than the pool is told to hold."""
     latent = model is not None and any(isinstance(mixer, LatentAttention) for mixer in model.mixers())
     newer = version_of(version) >= LATENT_CHUNK_SINCE
     most = min(tokens, LATENT_CHUNK if newer else OLDER_LATENT_CHUNK) if latent else tokens

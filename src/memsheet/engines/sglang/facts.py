@@ -279,8 +279,8 @@ def _static_memory_fraction(
     drafting_mib: int = 0,
 ) -> float:
     """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by
-    its ranks. ``batch``: tokens of a chunk, sequences of the largest graph of steps, tokens of that of chunks,
-    0 without.
+    its ranks. ``batch``: tokens of a chunk, sequences of the largest graph of steps, tokens of that of
+    chunks, 0 without.
     """
     tokens, captured, recorded = batch
     tp, ranks, tier = int(mesh.tp), int(mesh.tp) * mesh.pp, tier_of(release, device)

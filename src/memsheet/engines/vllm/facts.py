@@ -242,8 +242,8 @@ _PREVIOUSLY_SUPPORTED_MODELS.
 POOLED = frozenset({"bert", "roberta", "modernbert"})
 """Encoders of v0.11.0 model_executor/models/registry.py, _EMBEDDING_MODELS and _CROSS_ENCODER_MODELS."""
 EMBEDS_BOTH_WAYS = frozenset({"gemma3_text"})
-"""Of decoders that are pooled, those whose layers then keep nothing (v0.33.0 model_executor/models/config.py:157,
-gemma3.py:168 EncoderOnlyAttention; v0.11.0 models/gemma3.py).
+"""Of decoders that are pooled, those whose layers then keep nothing (v0.33.0
+model_executor/models/config.py:157, gemma3.py:168 EncoderOnlyAttention; v0.11.0 models/gemma3.py).
 """
 TOWERS_LEFT_OUT_SINCE = (0, 20)
 """v0.20.2 model_executor/models/interfaces.py:285 _mark_tower_model, v0.33.0 :390; v0.14.0 has it not, and
