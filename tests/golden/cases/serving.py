@@ -11,6 +11,7 @@ from memsheet.engines.transformers.widest_layer import Work
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.pages import Kept, Kind, Layout
 from memsheet.engines.vllm.releases import Sampler, Shown
+from memsheet.formulas.serving.packed_experts import MARLIN, Packing
 from memsheet.plan.dtypes import BF16, FP8, NF4
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import (
@@ -91,6 +92,10 @@ LOADED: dict[str, Callable[[], Cases]] = {
     "loaded.row_scales_bytes": lambda: {"fp8": call((replace(TENSOR, dtype=FP8),))},
     "online.unquantized_bytes": lambda: {"fp8": call(serving("vllm", "llama-3.2-1b", quantization__weights="fp8"), (replace(TENSOR, dtype=FP8),))},
     "packed_experts.swizzled_scales_bytes": lambda: {"": call((symbol("experts"), symbol("in"), symbol("out")))},
+    "packed_experts.kernel_expert_bytes": lambda: {
+        name: call((symbol("experts"), symbol("in"), symbol("out")), packing)
+        for name, packing in {"triton": Packing(keeps_scales=False), "marlin": Packing(usual=MARLIN)}.items()
+    },
     "untied_bytes": lambda: {"fp8": call(tied(), serving("vllm", "llama-3.2-1b", quantization__weights="fp8"))},
     "deepep.near_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},
     "deepep.far_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},

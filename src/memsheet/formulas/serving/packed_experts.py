@@ -83,7 +83,7 @@ def padded_experts(held: tuple[Held, ...], packing: Packing = ANY_KERNEL) -> dic
 
 
 def _kernel_range(one: Held, packing: Packing) -> Bytes:
-    value = one.times * kernel_expert_bytes(one.path, one.shape, packing)
+    value = one.times * kernel_expert_bytes(one.shape, packing, downward=_is_downward(one.path))
     if packing.alone:
         return Bytes.exact(value)
     stored = one.times * one.dtype.nbytes(one.elements)
@@ -95,9 +95,9 @@ def _kernel_range(one: Held, packing: Packing) -> Bytes:
     cites=PAGED_SERVER_CODE,
     at="v0.11.0 mxfp4.py:168-210, 599 and v0.33.0 fused_moe/oracle/mxfp4.py:837, 1440-1471",
 )
-def kernel_expert_bytes(path: str, shape: tuple[Count, ...], packing: Packing) -> Count:
-    """Bytes of (experts, in, out) as the usual kernel keeps them."""
-    padded = _padded_shape(path, shape, packing.usual)
+def kernel_expert_bytes(shape: tuple[Count, ...], packing: Packing, *, downward: bool = False) -> Count:
+    """Bytes of (experts, in, out) as the usual kernel keeps them. ``downward``: from the inner size."""
+    padded = _padded_shape(shape, packing.usual, downward=downward)
     experts, inputs, outputs = padded
     whole: Count = MXFP4.nbytes(experts * inputs * outputs)
     if not packing.usual.swizzles:
@@ -111,10 +111,10 @@ def _is_downward(path: str) -> bool:
     return "down" in path
 
 
-def _padded_shape(path: str, shape: tuple[Count, ...], kernel: Kernel) -> tuple[Count, Count, Count]:
+def _padded_shape(shape: tuple[Count, ...], kernel: Kernel, *, downward: bool) -> tuple[Count, Count, Count]:
     """The shape with the inner and the hidden size padded; both gates lie in one output."""
     experts, inputs, outputs = shape
-    if _is_downward(path):
+    if downward:
         return experts, round_up(inputs, kernel.inner), round_up(outputs, kernel.hidden)
     return experts, round_up(inputs, kernel.hidden), round_up(outputs, 2 * kernel.inner)
 
@@ -135,5 +135,7 @@ def _bias_range(one: Held, packing: Packing) -> Bytes:
 
 def _most_padded_elements(held: Held) -> Count:
     """Elements of (experts, in, out) where both sizes are padded to the most of all kernels."""
-    experts, inputs, outputs = _padded_shape(held.path, held.shape, Kernel(inner=PADDED_TO, hidden=PADDED_TO))
+    experts, inputs, outputs = _padded_shape(
+        held.shape, Kernel(inner=PADDED_TO, hidden=PADDED_TO), downward=_is_downward(held.path)
+    )
     return experts * inputs * outputs

@@ -14,7 +14,6 @@ from memsheet.questions.question_parts import read_named_model
 from memsheet.sheet import Bytes, Instant
 
 HIDDEN, INNER, LAYERS = 2880, 2880, 24
-UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
 def expert_bytes(inner: int, hidden: int) -> int:
@@ -34,10 +33,10 @@ def triton_scales(inner: int, columns: int) -> int:
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_a_kernel_pads_what_a_rank_has_of_an_expert(tp: int) -> None:
     inner = INNER // tp
-    shapes = {UP: (1, HIDDEN, 2 * inner), DOWN: (1, inner, HIDDEN)}
+    shapes = {False: (1, HIDDEN, 2 * inner), True: (1, inner, HIDDEN)}
 
     def kept(packing: Packing) -> int:
-        return sum(int(kernel_expert_bytes(path, shape, packing)) for path, shape in shapes.items())
+        return sum(int(kernel_expert_bytes(shape, packing, downward=down)) for down, shape in shapes.items())
 
     wide = up(inner, 64)
     numbers = 3 * wide * HIDDEN // 2
