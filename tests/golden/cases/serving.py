@@ -32,7 +32,7 @@ TOKENS, ROWS, WIDTH = symbol("tokens"), symbol("rows"), symbol("width")
 SIZES = {"heads": symbol("a"), "kv_heads": symbol("k"), "head_dim": symbol("d"), "weights": ()}
 WHOLE, WINDOW = Attention(path="self_attn", **SIZES), Attention(path="self_attn", window=4096, **SIZES)
 CROSS = CrossAttention(path="cross", memory_hidden=8, **SIZES)
-HYBRID, SEEING = "qwen3-next-80b-a3b", "gemma-3-4b"
+HYBRID, SEEING, RESIZED = "qwen3-next-80b-a3b", "gemma-3-4b", "qwen2.5-vl-3b"
 WORK = Work(sequences=symbol("sequences"), tokens=TOKENS)
 STEP = Work(sequences=symbol("sequences"), tokens=1, cached=symbol("cached"), growing=True)
 PAGES = tuple(
@@ -123,6 +123,9 @@ PROFILED: dict[str, Callable[[], Cases]] = {
     "_feed_forward_width": lambda: {"dense": call(first(Dense), serving("vllm")), "experts": call(first(Moe, MOE), serving("vllm", MOE))},
     "_mixer_widths": lambda: {
         "attention": call(first(Attention), serving("vllm")), "latent": call(first(LatentAttention, LATENT), serving("vllm", LATENT)),
+    },
+    "pictures.tower_run_bytes": lambda: {
+        RESIZED: call(numbers(RESIZED), serving("vllm", RESIZED), release_of(None))
     },
     "pictures_bytes": lambda: {SEEING: call(numbers(SEEING), serving("vllm", SEEING), TOKENS)},
     "received_bytes": lambda: {"experts": call(first(Block, MOE), serving("vllm", MOE), TOKENS)},

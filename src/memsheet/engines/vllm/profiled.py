@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import reduce
 
 from memsheet.arith import Count, ceil_div, given_or, maximum, minimum
-from memsheet.engines.vllm.pictures import kept_pictures
+from memsheet.engines.vllm.pictures import kept_pictures, tower_run_bytes, without_known_towers
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
@@ -85,7 +85,10 @@ def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
         pictures=pictures,
         resting=Bytes.exact(resting),
         sampler=drawn,
-        layer=profiled_layer_bytes(part, plan, tokens),
+        layer=Bytes.max(
+            profiled_layer_bytes(without_known_towers(part, plan, release), plan, tokens),
+            tower_run_bytes(part, plan, release),
+        ),
     )
 
 
