@@ -100,6 +100,23 @@ its length, v0.12.0 :1996 to no less (V0 before them took ``POOLED_TOKENS``).
 """
 
 
+WHOLE_ITEM_SINCE, WHOLE_ITEM = (0, 24), 32 * (70 + 2 + 6)
+"""Since when a batch that nobody says holds the longest item of models that read items both ways, and its
+tokens: thirty-two frames of a video (v0.24.0 engine/arg_utils.py, _get_min_mm_batched_tokens, which v0.20.2
+has not; v0.33.0 :3119, model_executor/models/gemma4_mm.py:272, gemma4_unified.py:168).
+"""
+
+
+def _reads_items_whole(model: ModelSpec | None) -> bool:
+    """Whether a model's pictures attend both ways: Gemma 4's that do not hear, and those without a tower
+    (use_bidirectional_attention of their configurations).
+    """
+    if model is None:
+        return False
+    sees = bool(model.towers) and not any("audio" in tower.path for tower in model.towers)
+    return model.model_type == "gemma4_unified" or (model.model_type == "gemma4" and sees)
+
+
 def _batch_bounds(
     gaps: RequestResolver, model: ModelSpec | None, usual: Mapping[str, Any]
 ) -> Mapping[str, Any]:
@@ -115,6 +132,8 @@ def _batch_bounds(
         batch = usual[BATCH]
         if length and since >= WHOLE_TEXTS_SINCE and _reads_whole_texts(model):
             batch = max(length, batch) if since >= WITHIN_LENGTHS_SINCE else length
+        if since >= WHOLE_ITEM_SINCE and _reads_items_whole(model):
+            batch = max(batch, WHOLE_ITEM)
         if length and since >= WITHIN_LENGTHS_SINCE:
             batch = min(batch, sequences * length)
     most = min(usual[SEQUENCES], batch) if since >= WITHIN_BATCH_SINCE else usual[SEQUENCES]

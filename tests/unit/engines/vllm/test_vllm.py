@@ -313,6 +313,20 @@ def test_what_nobody_says_of_a_batch_is_bounded_by_what_somebody_says(version: s
         assert batch == (min(usual, few * length) if since >= (0, 12) else usual)
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "tokens"),
+    [
+        ("gemma-4-26b-a4b", "0.33.0", 2496),
+        ("gemma-4-12b", "0.33.0", 2496),
+        ("gemma-4-26b-a4b", "0.20.2", 2048),
+        ("gemma-4-e4b", "0.33.0", 2048),
+        ("gemma-3-4b", "0.33.0", 2048),
+    ],
+)
+def test_a_batch_holds_an_item_that_is_read_whole(name: str, version: str, tokens: int) -> None:
+    assert served(name, gpus="2xL40S", tp=2, engine_version=version).plan.serving.max_batched_tokens == tokens
+
+
 def test_a_text_that_is_read_whole_sets_the_batch() -> None:
     def batch(version: str) -> int | None:
         plan = served("bge-m3", gpus="1xL4", engine_version=version, max_model_len=8192).plan
