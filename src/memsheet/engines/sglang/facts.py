@@ -102,7 +102,7 @@ RELEASES = (
     Release(tag="v0.5.4.post3", since=(0, 5, 4), tiers=LATE, reserve=Reserve.TOKENS),
     Release(tag="v0.5.8", since=(0, 5, 8), tiers=LATE, reserve=Reserve.TOKENS, windowed=WINDOWED),
     Release(tag="v0.5.12", since=(0, 5, 12), tiers=LATE, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text"}),
-    Release(tag="v0.5.23", since=(0, 5, 20), tiers=LATEST, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "step3p5"}, prints_dtype=True),
+    Release(tag="v0.5.23", since=(0, 5, 20), tiers=LATEST, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "mimo_v2", "step3p5", "step3p7", "granite_swa", "laguna", "mellum", "muse_glimmer", "beam"}, prints_dtype=True),
 )  # fmt: skip
 """v0.4.3.post4 server_args.py:204-232, v0.4.6.post1 :224-270, v0.4.8.post1 :274-340, v0.5.4.post3 :670-822,
 v0.5.12 :1541-1588, v0.5.23 arg_groups/memory_hook.py:75-150, 281-342. Windows: v0.5.8

@@ -15,6 +15,7 @@ from memsheet.engines.sglang.states import slot_bytes, states_of
 from memsheet.engines.sglang.vision_share import vision_share
 from memsheet.errors import InputError
 from memsheet.questions.accounted import infer
+from memsheet.questions.question_parts import read_named_model
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Instant
@@ -93,6 +94,22 @@ def test_the_fraction_is_chosen_by_ranks_then_by_what_is_kept_free() -> None:
     assert chosen("8xH200", "0.5.23", "deepseek-v3") == round(1 - kept / 143771, 3)
     assert captured_chunks(32) == 8
     assert captured_chunks(8192) == 8 + 14 + 8 + 8 + 12 + 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-oss-20b", "gemma-4-26b-a4b", "mellum2-12b-a2.5b", "muse-glimmer-30b", "laguna-xs-33b-a3b", "step-3.7-flash", "beam-1.0-501b-a23b"],
+)  # fmt: skip
+def test_windows_of_some_families_have_a_pool_of_their_own(name: str) -> None:
+    """v0.5.23 configs/model_config.py:2655 hybrid_swa_archs."""
+    spec = read_named_model(name, "infer")
+    request = {"task": "infer", "engine": "sglang", "serving.memory_fraction": 0.8}
+    found = cell_of(spec, resolve_request(request, spec).plan, release_of("0.5.23"))
+    assert found.window > 0
+    assert found.reach > 0
+    older = cell_of(spec, resolve_request(request, spec).plan, release_of("0.5.4"))
+    assert older.window == 0
+    assert older.whole == found.whole + found.window
 
 
 def share_kept(name: str, gpus: str, version: str, **options: Any) -> float:
