@@ -35,8 +35,8 @@ from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
 
 with late_functions(__name__):
-    from memsheet.questions.pooled_models import as_released
     from memsheet.questions.recordings import recording_of, serving_recording_of
+    from memsheet.questions.released_embedders import embedder_as_served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,7 +180,7 @@ def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
         return found
     spec = _model_of_config(found, recorder)
     if task == "infer" and engine is not None:
-        return as_released(spec, engine)
+        return embedder_as_served(spec, engine)
     if task != "train" or spec.recording is not None:
         return spec
     from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.engines.sglang.facts import Release, Reserve, version_of
+from memsheet.engines.sglang.releases import Release, Reserve, version_of
 from memsheet.engines.sglang.vision_share import BLIND, WITHOUT_TOWER
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec
 from memsheet.references import SGLANG, formula

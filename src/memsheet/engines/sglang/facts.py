@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 from memsheet.engines.sglang.drafting import DRAFTING, kept_of
 from memsheet.engines.sglang.library_code import LIBRARY_CODE
+from memsheet.engines.sglang.releases import Release, Reserve, Tier, version_of
 from memsheet.engines.sglang.served_since import SERVED_SINCE
-from memsheet.frozen import dataclass
 from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
@@ -26,44 +25,6 @@ from memsheet.units import MIB
 
 with late_functions(__name__):
     from memsheet.engines.sglang.chunk_graphs import records_chunks
-
-
-class Reserve(Enum):
-    """How mem_fraction_static is chosen where nobody says."""
-
-    RANKS = "ranks"  # by the number of tensor-parallel ranks
-    RANKS_OR_LARGE = "ranks or large"  # the same, and by a fixed size kept free on cards above 80 GiB
-    CARD = "card"  # by a size kept free for each tier of cards, and for each rank
-    TOKENS = "tokens"  # by the tokens of a chunk, the captured sequences, and the ranks
-    TOKENS_AND_CHUNKS = "tokens and chunks"  # and by the captured chunks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
-    """What cards below a size take: tokens of a chunk of a prompt; sequences of the largest CUDA graph, and
-    where four ranks share a model; MiB that are kept free, and for each rank.
-    """
-
-    below_mib: int
-    chunk_tokens: int
-    graph_sequences: int
-    shared_graph_sequences: int
-    kept_mib: float = 0
-    rank_mib: float = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """Facts of a release. It stands for all after it until the next one in the table."""
-
-    tag: str
-    since: tuple[int, int, int]
-    tiers: tuple[Tier, ...]
-    reserve: Reserve
-    windowed: frozenset[str] = (
-        frozenset()
-    )  # families whose windows have a pool of their own; others keep windows whole
-    prints_dtype: bool = False
 
 
 EVERY = 2**40
@@ -166,12 +127,6 @@ GROUP_GRAPH_MIB, LARGE_GROUP_GRAPH_MIB, LARGE_GRAPH, GROUPS_MIB = 3, 1.5, 300, 4
 (v0.5.4.post3 server_args.py:796, v0.5.23 arg_groups/memory_hook.py:376); before, a fixed size (v0.4.8.post1
 server_args.py:311).
 """
-
-
-def version_of(version: str | None) -> tuple[int, ...]:
-    """A release's number, one past all where none is said."""
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", version or "")
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (10**6,)
 
 
 def release_of(version: str | None) -> Release:

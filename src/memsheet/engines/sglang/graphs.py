@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.engines.sglang.chunk_graphs import largest_chunk, records_chunks
-from memsheet.engines.sglang.facts import Release, captured_chunks
+from memsheet.engines.sglang.facts import captured_chunks
 from memsheet.engines.sglang.options import sglang_options
+from memsheet.engines.sglang.releases import Release
 from memsheet.formulas.runtime import NVIDIA
 from memsheet.formulas.serving.drafts import verified_tokens
 from memsheet.formulas.serving.graphs import graph_pool_bytes, recorded_kernels, with_driver_bytes

@@ -17,10 +17,8 @@ from memsheet.engines.sglang.facts import (
     MOST_REQUESTS,
     REQUESTS,
     WINDOW_SHARE,
-    Release,
     graph_sequences,
     release_of,
-    version_of,
 )
 from memsheet.engines.sglang.free_memory import (
     bytes_left_for_tokens,
@@ -41,6 +39,7 @@ from memsheet.engines.sglang.options import sglang_options
 from memsheet.engines.sglang.own_modules import as_built
 from memsheet.engines.sglang.pool import Cell, cell_with_draft_count, draft_cell, pool_bytes, table_bytes
 from memsheet.engines.sglang.prefix import prefixed_layer
+from memsheet.engines.sglang.releases import Release, version_of
 from memsheet.engines.sglang.speculative import (
     ahead_tokens,
     draft_worker_items,
