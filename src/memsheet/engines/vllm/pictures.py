@@ -156,8 +156,8 @@ def longest_item(tower: Tower, part: ModelSpec, plan: Plan, release: Release) ->
     at="v0.33.0 v1/worker/gpu/model_runner.py:1022: the longest item, as often as a batch has room, at once",
 )
 def tower_run_bytes(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
-    """The widest layer of a tower over what the profiling run shows it; nothing where no processor says. Those
-    that are known attend by the lengths of what lies in a row, without a mask.
+    """The widest layer of a tower over what the profiling run shows it; nothing where no processor says.
+    Those that are known attend by the lengths of what lies in a row, without a mask.
     """
     found = NOTHING
     for tower in part.towers:
