@@ -96,6 +96,10 @@ LOADED: dict[str, Callable[[], Cases]] = {
         name: call((symbol("experts"), symbol("in"), symbol("out")), packing)
         for name, packing in {"triton": Packing(keeps_scales=False), "marlin": Packing(usual=MARLIN)}.items()
     },
+    "packed_experts.padded_block_elements": lambda: {
+        name: call((symbol("experts"), symbol("out"), symbol("in")), 2, downward=down)
+        for name, down in {"gates": False, "down": True}.items()
+    },
     "untied_bytes": lambda: {"fp8": call(tied(), serving("vllm", "llama-3.2-1b", quantization__weights="fp8"))},
     "deepep.near_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},
     "deepep.far_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},

@@ -153,11 +153,22 @@ def packing_of(part: ModelSpec, release: Release, version: str | None, device: D
     columns = 2 if since[:2] < COLUMNS_OF_FOUR_SINCE else 4
     known = device is not None and device.vendor == NVIDIA and not older and part.model_type in OPEN_EXPERTS
     units = (device.compute_capability or "") if device is not None and known else ""
+    own = (device.compute_capability or "").partition(".")[0] if device and device.vendor == NVIDIA else ""
     kernels = {"8": MARLIN, "9": TRITON, "10": TENSORRT}
     kernel = kernels.get(units.partition(".")[0])
     return Packing(
-        usual=kernel or TRITON, alone=kernel in (MARLIN, TRITON), keeps_scales=older, scale_columns=columns
+        usual=kernel or TRITON,
+        alone=kernel in (MARLIN, TRITON),
+        keeps_scales=older,
+        scale_columns=columns,
+        pads_rows=own not in MARLIN_ALONE if own else None,
     )
+
+
+MARLIN_ALONE = ("7", "8", "9")
+"""Major numbers of cards without matrix units of four bits, where NVFP4 is Marlin's, which pads no expert
+(v0.33.0 quantization/utils/marlin_utils_fp4.py, fused_moe/oracle/nvfp4.py).
+"""
 
 
 def ways_of(release: Release, version: str | None = None, device: Device | None = None) -> Ways:

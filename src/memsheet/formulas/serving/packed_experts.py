@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.formulas.states.held import Held, module_of
 from memsheet.frozen import dataclass
-from memsheet.plan.dtypes import BF16, FP32, MXFP4
+from memsheet.plan.dtypes import BF16, FP32, MXFP4, NVFP4
 from memsheet.plan.model import Role
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes
@@ -41,13 +41,14 @@ fused_moe/oracle/mxfp4.py:837-916.
 class Packing:
     """How a release and a card keep such experts. ``usual``: the kernel that is the value; ``alone``: it is
     the only one that runs; ``keeps_scales``: the checkpoint's stay beside triton's; ``scale_columns``: shares
-    that triton's are padded to.
+    that triton's are padded to; ``pads_rows``: kernels of NVFP4 pad an expert's rows, None where nobody knows.
     """
 
     usual: Kernel = TRITON
     alone: bool = False
     keeps_scales: bool = True
     scale_columns: int = SCALE_COLUMNS
+    pads_rows: bool | None = None
 
 
 ANY_KERNEL = Packing()
@@ -79,7 +80,40 @@ def padded_experts(held: tuple[Held, ...], packing: Packing = ANY_KERNEL) -> dic
     for one in held:
         if one.role is Role.EXPERT_BIAS and module_of(one.path) in found:
             found[module_of(one.path)] += _bias_range(one, packing)
-    return found
+    return {**found, **_padded_rows(held, packing)}
+
+
+BLOCK_ROWS = 128
+"""Rows that scales of NVFP4 are laid out in (v0.33.0 quantization/utils/nvfp4_utils.py:36)."""
+
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at="v0.33.0 quantization/utils/flashinfer_fp4_moe.py:414-452: gates and inner size to 128 rows of scales",
+)
+def padded_block_elements(shape: tuple[Count, ...], gates: int, *, downward: bool) -> Count:
+    """Elements of (experts, out, in) in NVFP4 with the inner size padded; ``gates`` lie in one output."""
+    experts, outputs, inputs = shape
+    if downward:
+        return experts * outputs * round_up(inputs, BLOCK_ROWS // gates)
+    return experts * round_up(outputs, BLOCK_ROWS) * inputs
+
+
+def _padded_rows(held: tuple[Held, ...], packing: Packing) -> dict[str, Bytes]:
+    """Ranges of expert matrices in NVFP4, by module path, where kernels that pad may run: FlashInfer's."""
+    found: dict[str, Bytes] = {}
+    if packing.pads_rows is False:
+        return found
+    for one in held:
+        if one.role is Role.EXPERT and one.dtype is NVFP4:
+            gates = 2 if any("gate" in other.path for other in held if other.role is Role.EXPERT) else 1
+            stored = one.times * one.dtype.nbytes(one.elements)
+            padded = one.times * one.dtype.nbytes(
+                padded_block_elements(one.shape, gates, downward=_is_downward(one.path))
+            )
+            size = Bytes(stored, padded if packing.pads_rows else stored, padded)
+            found[module_of(one.path)] = found.get(module_of(one.path), NOTHING) + size
+    return {path: size for path, size in found.items() if size.low != size.high}
 
 
 def _kernel_range(one: Held, packing: Packing) -> Bytes:

@@ -8,7 +8,14 @@ import pytest
 
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.loaded import packing_of
-from memsheet.formulas.serving.packed_experts import MARLIN, TENSORRT, TRITON, Packing, kernel_expert_bytes
+from memsheet.formulas.serving.packed_experts import (
+    MARLIN,
+    TENSORRT,
+    TRITON,
+    Packing,
+    kernel_expert_bytes,
+    padded_block_elements,
+)
 from memsheet.questions.accounted import infer
 from memsheet.questions.question_parts import read_named_model
 from memsheet.sheet import Bytes, Instant
@@ -82,3 +89,29 @@ def test_other_families_stay_open() -> None:
     spec = read_named_model("kimi-k2", "infer")
     device: Any = infer("gpt-oss-20b", engine="vllm", gpus="1xH100-80GB").cluster.device  # type: ignore[union-attr]
     assert not packing_of(spec, release_of("0.33.0"), "0.33.0", device).alone
+
+
+NEMOTRON = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4"
+
+
+@pytest.mark.parametrize(("gpus", "low", "value"), [("1xH100-80GB", 1856, 1856), ("1xB200", 1856, 1920)])
+def test_four_bits_by_matrix_units_pad_an_expert_to_rows_of_scales(gpus: str, low: int, value: int) -> None:
+    """Nemotron 3 Nano: 23 layers of 128 experts, 2,688 wide, without gates, a scale of a byte for 16."""
+    sheet = infer(NEMOTRON, engine="vllm", gpus=gpus, max_model_len=4096).sheets[0]
+    size = next(item for item in sheet.items if item.path.endswith("mixer.experts")).at[Instant.LOAD]
+
+    def experts(inner: int) -> int:
+        return 23 * 128 * 2 * inner * 2688 * 9 // 16
+
+    assert size.low == pytest.approx(experts(low), rel=1e-6)
+    assert size.value == size.high == pytest.approx(experts(value), rel=1e-6)
+
+
+@pytest.mark.parametrize("gates", [1, 2])
+@pytest.mark.parametrize("inner", [64, 96, 128, 232, 1856])
+def test_padded_blocks_hold_what_is_stored_and_whole_rows(gates: int, inner: int) -> None:
+    up = padded_block_elements((4, gates * inner, 64), gates, downward=False)
+    down = padded_block_elements((4, 64, inner), gates, downward=True)
+    assert up == gates * down
+    assert up >= 4 * gates * inner * 64
+    assert up % (4 * 64 * 128) == 0
