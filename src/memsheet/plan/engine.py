@@ -173,7 +173,7 @@ class Engine:
     layer_kernels: LayerKernels = LayerKernels()
     server: str = TRANSFORMERS  # the folder whose ``server`` accounts its inference
     served: Callable[..., Mapping[str, Any]] | None = (
-        None  # a server's defaults: of (request, card, mesh, latent=, sparse=whether attention is)
+        None  # a server's defaults: of (request, card, mesh, latent=, sparse=whether attention is, model=)
     )
     serving: ServingFacts = ServingFacts()  # how it serves, where that differs from others
     limits: ServerLimits = ServerLimits()  # what it does not take of cards and dtypes when it serves

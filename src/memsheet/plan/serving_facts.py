@@ -92,7 +92,11 @@ class ServingFacts:
     Of weights: ``dequantizes_below``, by a released format the compute capability below which it is
     dequantized. Of families: ``unserved``, by a layer's kind, those that it has no code for;
     ``served_since``, by model type, the release that first has code for one, where an older one was read;
-    ``pooled``, kinds of encoders that it makes vectors or scores with, without a cache; ``library_code``,
+    ``pooled``, kinds of encoders that it makes vectors or scores with, without a cache; ``pools_embedders``,
+    it looks for how a checkpoint is pooled before it makes tokens with it; ``embeds_both_ways``, model types
+    of such decoders that attend both ways, and so keep no cache; ``leaves_towers_since``, the release that
+    first leaves out every tower of what a prompt may have none of, None where none is known to;
+    ``sees_pictures_alone``, model types whose towers are of pictures and no videos; ``library_code``,
     how it runs families that it has no code for, None where it runs none.
 
     Of its start: ``profiles_batch``, a batch of all sequences is run first, so that fewer of them and no
@@ -141,6 +145,10 @@ class ServingFacts:
     unserved: Mapping[str, Unserved] = field(default_factory=dict)
     served_since: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     pooled: frozenset[str] = frozenset()
+    pools_embedders: bool = False
+    embeds_both_ways: frozenset[str] = frozenset()
+    leaves_towers_since: tuple[int, int] | None = None
+    sees_pictures_alone: frozenset[str] = frozenset()
     library_code: LibraryCode | None = None
     profiles_batch: bool = False
     compiles: Callable[[str | None], bool] | None = None

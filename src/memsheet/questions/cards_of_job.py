@@ -15,12 +15,12 @@ from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec
+from memsheet.plan.sequence_length import derived_max_length
 from memsheet.questions.named_models import (
     model_of,
 )
 from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
 from memsheet.questions.stretched_positions import LENGTH
-from memsheet.resolve.length import derived_max_length
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
 if TYPE_CHECKING:

@@ -36,7 +36,13 @@ from memsheet.questions.file_answers import (
     account_on_own_cards,
     nodes_of_files,
 )
-from memsheet.questions.job_files import JobFiles, as_its_release, read_job_files, said_of_engine
+from memsheet.questions.job_files import (
+    JobFiles,
+    as_its_release,
+    read_job_files,
+    said_of_engine,
+    told_release,
+)
 from memsheet.questions.judged_files import judge_job
 from memsheet.questions.labelled_models import with_labels_head
 from memsheet.questions.named_models import (
@@ -50,6 +56,7 @@ from memsheet.questions.pooled_models import without_output
 from memsheet.questions.question_parts import plan_document_of
 from memsheet.questions.stated_bits import with_stated_bits
 from memsheet.questions.stretched_positions import with_stretched_positions
+from memsheet.questions.text_only_models import without_unused_towers
 from memsheet.report.shared.checked import Checked
 
 if TYPE_CHECKING:
@@ -189,6 +196,7 @@ def _check_job(
     reads = {one: as_cards_decide(read, cards, name) for one, read in reads.items()}
     reads = with_kernels_of_card(reads, lambda: model_of(name)) if bf16 is False else reads
     name, reads = without_output(*with_labels_head(name, reads))
+    name, reads = without_unused_towers(name, reads, lambda read: told_release(read, flags, planned))
     name = with_stretched_positions(name, reads, files_read.texts)
     reads = dict(with_stated_bits(reads, name))
     files_read = replace(files_read, reads={one: stored_dtype(read, name) for one, read in reads.items()})

@@ -108,7 +108,10 @@ def as_its_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, A
     """The file as the engine's release has it: a flag's before the file's own, which is before the plan's
     beside it.
     """
-    return as_released(
-        read,
-        flags.get("engine_version") or read.request.get("engine_version") or planned.get("engine_version"),
-    )
+    return as_released(read, told_release(read, flags, planned))
+
+
+def told_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
+    """The release that is told of a file's engine, by the first of those three that tells one."""
+    told: str | None = flags.get("engine_version") or read.request.get("engine_version")
+    return told or planned.get("engine_version")

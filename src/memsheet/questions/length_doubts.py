@@ -10,8 +10,8 @@ from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange.mistakes import Case
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.verdict_doubts import Doubt
+from memsheet.plan.sequence_length import derived_max_length
 from memsheet.plan.workload import Training
-from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Component, Instant, Item
 
 

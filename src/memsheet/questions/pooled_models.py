@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.stand_in_server import WHOLE_TEXTS
 from memsheet.frozen import replace
-from memsheet.plan.model import Head, ModelSpec
+from memsheet.plan.model import ModelSpec
 from memsheet.questions.named_models import model_of
+from memsheet.questions.released_embedders import is_embedder, read_at_once, without_vocabulary
 
 POOLS = {
     "--runner": ("pooling",),
@@ -19,10 +20,6 @@ POOLS = {
 v0.9.2 config.py TaskOption): what is made then has no output (v0.33.0 model_executor/models/adapters.py:147,
 v0.11.0 :190).
 """
-NAMED = "embedding"
-"""In the names of bundled decoders whose checkpoints hold how they are pooled, which a server looks for first
-(v0.33.0 config/model.py:1290).
-"""
 
 
 def without_output(
@@ -32,29 +29,14 @@ def without_output(
     that say so; both as they are of any other.
     """
     if name is not None and any(read.values.get(WHOLE_TEXTS) for read in reads.values()):
-        return _read_at_once(model_of(name)) or name, dict(reads)
+        return read_at_once(model_of(name)) or name, dict(reads)
     model = model_of(name) if name is not None and any(map(_looks_for_pooling, reads.values())) else None
     if model is None or model.head.kind != "causal_lm":
         return name, dict(reads)
-    if not any(_keeps_pool(read) or (NAMED in model.name and _is_open(read)) for read in reads.values()):
-        return name, dict(reads)
-    note = "the server makes vectors or scores with the model, and has no output matrix"
-    source = replace(model.source, notes=(*model.source.notes, note))
-    pooled = replace(model, head=Head(kind="none", width=model.head.width), source=source)
-    return pooled, {at: _without_flags(read) for at, read in reads.items()}
-
-
-def _read_at_once(model: ModelSpec | None) -> ModelSpec | None:
-    """A decoder that reads whole texts, as an encoder does: without an output matrix, and without a cache,
-    which nothing would read (huggingface/text-embeddings-inference v1.8 backends/candle/src/models/
-    flash_qwen3.rs, flash_mistral.rs). None of any other model.
-    """
-    if model is None or not any(stack.role == "decoder" for stack in model.stacks) or len(model.stacks) > 1:
-        return None
-    note = "the server reads whole texts at once, and keeps no cache of them"
-    source = replace(model.source, notes=(*model.source.notes, note))
-    stacks = tuple(replace(stack, role="encoder") for stack in model.stacks)
-    return replace(model, stacks=stacks, head=Head(kind="none", width=model.head.width), source=source)
+    if not any(_keeps_pool(read) or (is_embedder(model) and _is_open(read)) for read in reads.values()):
+        return model if is_embedder(model) else name, dict(reads)
+    engine = next((read.request.get("engine") for read in reads.values() if _looks_for_pooling(read)), None)
+    return without_vocabulary(model, engine), {at: _without_flags(read) for at, read in reads.items()}
 
 
 def _looks_for_pooling(read: Read) -> bool:

@@ -31,6 +31,7 @@ from memsheet.units import parse_bytes
 with late_functions(__name__):
     from memsheet.plan.library_defaults import assumed_value_text, library_defaults_for, of_library
     from memsheet.questions.recordings import recording_of, serving_recording_of
+    from memsheet.questions.released_embedders import embedder_as_served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,6 +174,8 @@ def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
     if isinstance(found, ModelSpec):
         return found
     spec = _model_of_config(found, recorder)
+    if task == "infer" and engine is not None:
+        return embedder_as_served(spec, engine)
     if task != "train" or spec.recording is not None:
         return spec
     from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers

@@ -11,8 +11,8 @@ from memsheet.exchange.shared.rotary_overrides import rotary_place
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
+from memsheet.plan.sequence_length import derived_max_length
 from memsheet.questions.named_models import model_of
-from memsheet.resolve.length import derived_max_length
 
 LENGTH = "serving.max_model_len"
 OBJECTS = ("--hf-overrides", "--json-model-override-args")

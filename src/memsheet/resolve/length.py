@@ -10,6 +10,7 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.plan.sequence_length import derived_max_length
 from memsheet.plan.serving_facts import LengthLimit
 
 
@@ -22,11 +23,6 @@ def refuses_long_context(engine: str, version: str | None) -> bool:
 def _limit_of(engine: str) -> LengthLimit | None:
     found = find_engine(engine)
     return found.serving.length_limit if found is not None else None
-
-
-def derived_max_length(model: ModelSpec | None) -> int | None:
-    """The length that a server derives from a model's config; None where it says none."""
-    return (model.scaled_positions or model.max_positions) if model else None
 
 
 def too_long(

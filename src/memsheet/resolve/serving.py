@@ -194,7 +194,7 @@ def usual_options(
     latents = [mixer for mixer in model.mixers() if isinstance(mixer, LatentAttention)] if model else []
     sparse = any(mixer.index_dim for mixer in latents)
     device = cluster.device if cluster else None
-    usual = engine.served(gaps.request, device, mesh, latent=bool(latents), sparse=sparse)
+    usual = engine.served(gaps.request, device, mesh, latent=bool(latents), sparse=sparse, model=model)
     return rules_of(engine.name).usual_options(gaps, model, usual)
 
 

@@ -7,12 +7,13 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh
+from memsheet.plan.sequence_length import asked_length, derived_max_length
 from memsheet.plan.workload import Training
 from memsheet.resolve.pipeline import global_batch_of
 from memsheet.resolve.serving import check_positions
 
 with late_functions(__name__):
-    from memsheet.resolve.length import check_length, derived_max_length
+    from memsheet.resolve.length import check_length
 
 
 UNKNOWN_LENGTH = 4096
@@ -51,11 +52,10 @@ def max_model_len_of(
     gaps: RequestResolver, model: ModelSpec | None, engine: Engine, *, served: bool
 ) -> int | None:
     """Tokens that a sequence may have; None where weights are loaded and no more."""
-    given: int | None = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len")
+    given = asked_length(gaps.request)
     prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
-    if given is None and prompt is not None and output is not None:
-        given = prompt + output
-    elif given and output is not None and (prompt or 0) + output < given and not served:
+    told = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len")
+    if told and given and output is not None and (prompt or 0) + output < given and not served:
         gaps.assumed.append(
             f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} "
             "ends before"

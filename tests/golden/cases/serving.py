@@ -11,6 +11,7 @@ from memsheet.engines.transformers.widest_layer import Work
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.pages import Kept, Kind, Layout
 from memsheet.engines.vllm.releases import Sampler, Shown
+from memsheet.formulas.serving.packed_experts import MARLIN, Packing
 from memsheet.plan.dtypes import BF16, FP8, NF4
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import (
@@ -31,7 +32,7 @@ TOKENS, ROWS, WIDTH = symbol("tokens"), symbol("rows"), symbol("width")
 SIZES = {"heads": symbol("a"), "kv_heads": symbol("k"), "head_dim": symbol("d"), "weights": ()}
 WHOLE, WINDOW = Attention(path="self_attn", **SIZES), Attention(path="self_attn", window=4096, **SIZES)
 CROSS = CrossAttention(path="cross", memory_hidden=8, **SIZES)
-HYBRID, SEEING = "qwen3-next-80b-a3b", "gemma-3-4b"
+HYBRID, SEEING, RESIZED = "qwen3-next-80b-a3b", "gemma-3-4b", "qwen2.5-vl-3b"
 WORK = Work(sequences=symbol("sequences"), tokens=TOKENS)
 STEP = Work(sequences=symbol("sequences"), tokens=1, cached=symbol("cached"), growing=True)
 PAGES = tuple(
@@ -90,7 +91,15 @@ LOADED: dict[str, Callable[[], Cases]] = {
     "loaded.rope_bytes": lambda: {"latent": call(spec(LATENT), BF16)},
     "loaded.row_scales_bytes": lambda: {"fp8": call((replace(TENSOR, dtype=FP8),))},
     "online.unquantized_bytes": lambda: {"fp8": call(serving("vllm", "llama-3.2-1b", quantization__weights="fp8"), (replace(TENSOR, dtype=FP8),))},
-    "loaded.swizzled_scales_bytes": lambda: {"": call((symbol("experts"), symbol("in"), symbol("out")))},
+    "packed_experts.swizzled_scales_bytes": lambda: {"": call((symbol("experts"), symbol("in"), symbol("out")))},
+    "packed_experts.kernel_expert_bytes": lambda: {
+        name: call((symbol("experts"), symbol("in"), symbol("out")), packing)
+        for name, packing in {"triton": Packing(keeps_scales=False), "marlin": Packing(usual=MARLIN)}.items()
+    },
+    "packed_experts.padded_block_elements": lambda: {
+        name: call((symbol("experts"), symbol("out"), symbol("in")), 2, downward=down)
+        for name, down in {"gates": False, "down": True}.items()
+    },
     "untied_bytes": lambda: {"fp8": call(tied(), serving("vllm", "llama-3.2-1b", quantization__weights="fp8"))},
     "deepep.near_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},
     "deepep.far_bytes": lambda: {f"{ranks} ranks": call(symbol("hidden"), ranks) for ranks in (8, 32)},
@@ -120,6 +129,9 @@ PROFILED: dict[str, Callable[[], Cases]] = {
     "_feed_forward_width": lambda: {"dense": call(first(Dense), serving("vllm")), "experts": call(first(Moe, MOE), serving("vllm", MOE))},
     "_mixer_widths": lambda: {
         "attention": call(first(Attention), serving("vllm")), "latent": call(first(LatentAttention, LATENT), serving("vllm", LATENT)),
+    },
+    "pictures.tower_run_bytes": lambda: {
+        RESIZED: call(numbers(RESIZED), serving("vllm", RESIZED), release_of(None))
     },
     "pictures_bytes": lambda: {SEEING: call(numbers(SEEING), serving("vllm", SEEING), TOKENS)},
     "received_bytes": lambda: {"experts": call(first(Block, MOE), serving("vllm", MOE), TOKENS)},

@@ -10,7 +10,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.catalog import find_model
+from memsheet.catalog import find_model, model_names
 from memsheet.errors import Problem, input_error
 from memsheet.formulas.states.params import parameter_tensors, tower_tensors
 from memsheet.plan.model import Moe
@@ -82,6 +82,57 @@ def test_pooled_models_have_no_output(name: str, flags: str, output: bool, tmp_p
     assert found.answer is not None
     assert (found.answer.model.head.kind == "causal_lm") is output
     assert not any("--runner" in at or "--convert" in at for at, _ in found.reads["serve.sh"].unmodelled)
+
+
+EMBEDDERS = [name for name in model_names() if "embedding" in name]
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_a_question_and_a_command_serve_an_embedder_alike(name: str, tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(f"vllm serve {name} --max-model-len 2048\n")
+    commanded = memsheet.check(tmp_path / "serve.sh", gpus="1xA100-80GB").answer
+    asked = memsheet.infer(name, engine="vllm", gpus="1xA100-80GB", max_model_len=2048)
+    assert commanded is not None
+    assert asked.model.head.kind == commanded.model.head.kind == "none"
+    held = [[(item.path, item.at) for item in one.sheets[0].items] for one in (asked, commanded)]
+    assert held[0] == held[1]
+
+
+def test_an_embedder_that_attends_both_ways_keeps_no_cache() -> None:
+    served = memsheet.infer("embeddinggemma-300m", engine="vllm", gpus="1xL4").serving or {}
+    assert (served["kv_bytes_per_token"], served["pages"]) == (0, 0)
+    causal = memsheet.infer("qwen3-embedding-0.6b", engine="vllm", gpus="1xL4").serving or {}
+    assert causal["kv_bytes_per_token"] == 28 * 2 * 8 * 128 * 2
+
+
+NO_PICTURES, NO_ITEMS = "--limit-mm-per-prompt '{\"image\": 0}'", "--limit-mm-per-prompt image=0,video=0"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "version", "seeing"),
+    [
+        ("qwen2.5-vl-7b", "--language-model-only", "0.33.0", False),
+        ("qwen2.5-vl-7b", NO_ITEMS, "0.33.0", False),
+        ("qwen2.5-vl-7b", NO_ITEMS, "0.20.2", False),
+        ("qwen2.5-vl-7b", NO_ITEMS, "0.18.0", True),
+        ("qwen2.5-vl-7b", NO_PICTURES, "0.33.0", True),  # videos are seen by the same tower
+        ("gemma-3-4b", NO_PICTURES, "0.33.0", False),
+        ("gemma-3n-e4b", NO_PICTURES, "0.33.0", True),  # which hears
+        ("gemma-3n-e4b", "--language-model-only", "0.33.0", False),
+        ("gemma-3-4b", "--limit-mm-per-prompt image=2", "0.33.0", True),
+        ("qwen3-8b", "--language-model-only", "0.33.0", False),
+    ],
+)
+def test_towers_of_what_a_server_takes_none_of_are_left_out(
+    name: str, flags: str, version: str, seeing: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "serve.sh").write_text(f"vllm serve {name} --max-model-len 4096 {flags}\n")
+    answer = memsheet.check(tmp_path / "serve.sh", gpus="1xH100-80GB", engine_version=version).answer
+    assert answer is not None
+    whole = read_named_model(name, "infer")
+    assert bool(answer.model.towers) is seeing
+    left = 0 if seeing else parameters_of(tower_tensors(whole))
+    assert parameters_of(parameter_tensors(answer.model)) == parameters_of(parameter_tensors(whole)) - left
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ TRAIN, INFER = (
     {"task": "train", "seq_len": 1024},
     {"task": "infer", "serving.max_model_len": 256, "serving.max_sequences": 4},
 )
+OTHER_SIZES: dict[str, dict[str, Any]] = {"train": {"seq_len": 64}, "infer": {"serving.max_sequences": 512}}
 LORA, TINY, EXPERTS, STATES = {**TRAIN, "adapter.rank": 8}, "llama-tiny", "qwen3-30b-a3b", "mamba-130m"
 BASES: list[tuple[str, str, int, Mapping[str, Any]]] = [
     *[(e, TINY, 8, TRAIN) for e in ("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "torchtune", "ms-swift")],
@@ -115,12 +116,11 @@ def values(key: str) -> list[Any]:
 
 
 def ignored(engine: str, name: str, gpus: int, base: Mapping[str, Any], key: str, value: Any) -> bool:
-    """Whether an option is taken and nothing comes of it. A change that a larger item hides at one length
-    shows at the other.
+    """Whether an option is taken and nothing comes of it. A change that a larger item hides at one length, or
+    that few sequences bound, shows at the other.
     """
-    lengths: list[dict[str, Any]] = (
-        [{}, {"seq_len": 64}] if base["task"] == "train" and key != "seq_len" else [{}]
-    )
+    other_size = OTHER_SIZES[base["task"]]
+    lengths: list[dict[str, Any]] = [{}, other_size] if key not in other_size else [{}]
     for length in lengths:
         usual = usual_answer(engine, name, gpus, tuple({**base, **length}.items()))
         if flatten_document(plan_document(usual.plan)).get(key, base.get(key)) == value:

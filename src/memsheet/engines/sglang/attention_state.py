@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum
-from memsheet.engines.sglang.facts import Release
 from memsheet.engines.sglang.options import sglang_options
+from memsheet.engines.sglang.releases import Release
 from memsheet.formulas.runtime import NVIDIA
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Device

@@ -6,14 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.engines.sglang.adapter_room import sglang_adapters
-from memsheet.engines.sglang.facts import (
-    ATTENTION_GROUPS,
-    GROUPS_SINCE,
-    UNEQUAL_SINCE,
-    release_of,
-    version_of,
-)
+from memsheet.engines.sglang.facts import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, release_of
 from memsheet.engines.sglang.options import SglangOptions
+from memsheet.engines.sglang.releases import version_of
 from memsheet.engines.sglang.vision_share import WITHOUT_CONFIG, has_vision_config, leaves_share, vision_share
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver

@@ -6,59 +6,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 from memsheet.engines.sglang.drafting import DRAFTING, kept_of
 from memsheet.engines.sglang.library_code import LIBRARY_CODE
+from memsheet.engines.sglang.releases import Release, Reserve, Tier, version_of
 from memsheet.engines.sglang.served_since import SERVED_SINCE
-from memsheet.frozen import dataclass
+from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh, SpeculativeMethod
 from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimit, ServingFacts, Unserved
 from memsheet.sheet import FromCode
 from memsheet.units import MIB
 
-
-class Reserve(Enum):
-    """How mem_fraction_static is chosen where nobody says."""
-
-    RANKS = "ranks"  # by the number of tensor-parallel ranks
-    RANKS_OR_LARGE = "ranks or large"  # the same, and by a fixed size kept free on cards above 80 GiB
-    CARD = "card"  # by a size kept free for each tier of cards, and for each rank
-    TOKENS = "tokens"  # by the tokens of a chunk, the captured sequences, and the ranks
-    TOKENS_AND_CHUNKS = "tokens and chunks"  # and by the captured chunks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
-    """What cards below a size take: tokens of a chunk of a prompt; sequences of the largest CUDA graph, and
-    where four ranks share a model; MiB that are kept free, and for each rank.
-    """
-
-    below_mib: int
-    chunk_tokens: int
-    graph_sequences: int
-    shared_graph_sequences: int
-    kept_mib: float = 0
-    rank_mib: float = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """Facts of a release. It stands for all after it until the next one in the table."""
-
-    tag: str
-    since: tuple[int, int, int]
-    tiers: tuple[Tier, ...]
-    reserve: Reserve
-    windowed: frozenset[str] = (
-        frozenset()
-    )  # families whose windows have a pool of their own; others keep windows whole
-    prints_dtype: bool = False
+with late_functions(__name__):
+    from memsheet.engines.sglang.chunk_graphs import records_chunks
 
 
 EVERY = 2**40
@@ -97,7 +63,7 @@ RELEASES = (
     Release(tag="v0.5.4.post3", since=(0, 5, 4), tiers=LATE, reserve=Reserve.TOKENS),
     Release(tag="v0.5.8", since=(0, 5, 8), tiers=LATE, reserve=Reserve.TOKENS, windowed=WINDOWED),
     Release(tag="v0.5.12", since=(0, 5, 12), tiers=LATE, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text"}),
-    Release(tag="v0.5.23", since=(0, 5, 20), tiers=LATEST, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "step3p5"}, prints_dtype=True),
+    Release(tag="v0.5.23", since=(0, 5, 20), tiers=LATEST, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "mimo_v2", "step3p5", "step3p7", "granite_swa", "laguna", "mellum", "muse_glimmer", "beam"}, prints_dtype=True),
 )  # fmt: skip
 """v0.4.3.post4 server_args.py:204-232, v0.4.6.post1 :224-270, v0.4.8.post1 :274-340, v0.5.4.post3 :670-822,
 v0.5.12 :1541-1588, v0.5.23 arg_groups/memory_hook.py:75-150, 281-342. Windows: v0.5.8
@@ -163,12 +129,6 @@ server_args.py:311).
 """
 
 
-def version_of(version: str | None) -> tuple[int, ...]:
-    """A release's number, one past all where none is said."""
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", version or "")
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (10**6,)
-
-
 def release_of(version: str | None) -> Release:
     """The release that stands for a version ("0.4.3.post4 (torch 2.5)"); the newest that was read where none
     is said.
@@ -206,17 +166,52 @@ def sglang_defaults(
     *,
     latent: bool,
     sparse: bool = False,  # noqa: ARG001  (its pages do not depend on it)
+    model: ModelSpec | None = None,
 ) -> Mapping[str, Any]:
     """What the server takes where nobody says."""
     version, method = request.get("engine_version"), request.get("speculative.method")
     release = release_of(version)
     tokens = request.get("serving.max_batched_tokens") or tier_of(release, device).chunk_tokens
-    captured = request.get("serving.graph_sequences") or graph_sequences(release, device, int(mesh.tp))
-    sent = DEEPEP_MIB if request.get("serving.dispatch") == "deepep" else 0
+    captured = request.get("serving.graph_sequences") or _usual_graph_sequences(
+        request, release, device, mesh
+    )
+    sends = request.get("serving.dispatch") == "deepep"
+    sent = DEEPEP_MIB if sends else 0
+    captures = _captures(request)
+    chunks = records_chunks(
+        model, release, version,
+        stages=int(mesh.pp), groups=int(mesh.attn_dp), sends=sends, adapters=bool(request.get("adapter.rank")),
+        captures=captures, nvidia=device is None or device.vendor == "NVIDIA",
+    )  # fmt: skip
+    recorded = min(tokens, request.get("serving.pool_tokens") or tokens) if chunks else 0
+    steps = 0 if version_of(version) >= UNCAPTURED_SINCE and not captures else captured
     return {
         "serving.max_sequences": kept_of(version).requests if method else MOST_REQUESTS * int(mesh.attn_dp), "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
-        "serving.memory_fraction": _static_memory_fraction(release, device, mesh, (tokens, captured), latent=latent, drafting_mib=reserved_mib(version, method) + sent),
+        "serving.memory_fraction": _static_memory_fraction(release, device, mesh, (tokens, steps, recorded), latent=latent, drafting_mib=reserved_mib(version, method) + sent),
     }  # fmt: skip
+
+
+WITHIN_REQUESTS_SINCE, UNCAPTURED_SINCE = (0, 5, 22), (0, 5, 20)
+"""Since when the largest graph has no more sequences than may run (v0.5.22 arg_groups/memory_hook.py:182,
+v0.5.23 the same; v0.5.21 :180 has no such rule), and nothing is kept free for steps that are not recorded
+(v0.5.21 arg_groups/memory_hook.py:352 reserve_for_graph_mb; v0.5.12 server_args.py:1548).
+"""
+
+
+def _usual_graph_sequences(
+    request: Mapping[str, Any], release: Release, device: Device | None, mesh: Mesh
+) -> int:
+    """Sequences of the largest graph where nobody says, as the share of memory counts them."""
+    usual = graph_sequences(release, device, int(mesh.tp))
+    if version_of(request.get("engine_version")) < WITHIN_REQUESTS_SINCE:
+        return usual
+    return min(usual, int(request.get("serving.max_sequences") or usual))
+
+
+def _captures(request: Mapping[str, Any]) -> bool:
+    """Whether steps are recorded."""
+    said = (request.get(key) for key in ("serving.cuda_graphs", "cuda_graphs"))
+    return next((bool(value) for value in said if value is not None), True)
 
 
 def reserved_mib(version: str | None, method: str | None) -> int:
@@ -233,15 +228,16 @@ def _static_memory_fraction(
     release: Release,
     device: Device | None,
     mesh: Mesh,
-    batch: tuple[int, int],
+    batch: tuple[int, int, int],
     *,
     latent: bool,
     drafting_mib: int = 0,
 ) -> float:
     """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by
-    its ranks. ``batch``: tokens of a chunk, and sequences of the largest graph.
+    its ranks. ``batch``: tokens of a chunk, sequences of the largest graph of steps, tokens of that of
+    chunks, 0 without.
     """
-    tokens, captured = batch
+    tokens, captured, recorded = batch
     tp, ranks, tier = int(mesh.tp), int(mesh.tp) * mesh.pp, tier_of(release, device)
     by_ranks = next(share for least, share in BY_RANKS if tp >= least)
     if device is None:
@@ -260,8 +256,8 @@ def _static_memory_fraction(
         case Reserve.TOKENS | Reserve.TOKENS_AND_CHUNKS:
             kept = METADATA_MIB + TOKEN_MIB * max(tokens, 2048) + RANKS_MIB * ranks / 8 + GRAPH_MIB * captured
             kept += group_graphs_mib(captured, int(mesh.attn_dp))
-            chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
-            kept += chunks if release.reserve is Reserve.TOKENS_AND_CHUNKS else 0
+            chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(recorded)
+            kept += chunks if recorded else 0
             kept = max(kept, FLOOR_MIB) if _device_memory_mib(device) > FLOOR_ABOVE_MIB else kept
     return round(1 - (kept + drafting_mib) / _device_memory_mib(device), 3)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from memsheet.arith import Count, minimum
-from memsheet.engines.sglang.facts import Release, Reserve, captured_chunks
+from memsheet.arith import Count
+from memsheet.engines.sglang.chunk_graphs import largest_chunk, records_chunks
+from memsheet.engines.sglang.facts import captured_chunks
+from memsheet.engines.sglang.options import sglang_options
+from memsheet.engines.sglang.releases import Release
 from memsheet.formulas.runtime import NVIDIA
 from memsheet.formulas.serving.drafts import verified_tokens
 from memsheet.formulas.serving.graphs import graph_pool_bytes, recorded_kernels, with_driver_bytes
 from memsheet.plan.device import Device
 from memsheet.plan.dtypes import FP32
-from memsheet.plan.model import LatentAttention, ModelSpec
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.speculative import version_of
 from memsheet.references import SGLANG, formula
@@ -35,10 +38,6 @@ NEWER_SIZES, DRAFTED_SIZES = (
 """The same in newer releases, and those of them with drafts (v0.5.4.post3 server_args.py:829, v0.5.23
 arg_groups/cuda_graph_hook.py:502); older ones record no more of either.
 """
-LATENT_CHUNK = 8192
-"""Tokens of the largest chunk that is recorded of latent attention (v0.5.23
-arg_groups/memory_hook.py:238).
-"""
 KEPT = FromCode(
     "sgl-project/sglang", "v0.4.9.post6", "python/sglang/srt/model_executor/cuda_graph_runner.py", 462
 )
@@ -59,12 +58,12 @@ def recorded_sizes(largest: int, *, drafts: bool = False) -> int:
 
 
 def graph_items(
-    part: ModelSpec, plan: Plan, release: Release, largest: Count, device: Device | None
+    part: ModelSpec, plan: Plan, release: Release, largest: Count, device: Device | None, groups: int = 1
 ) -> list[Item]:
     """The pool that all graphs share, and what the driver keeps of each; the buffer of their logits."""
     if not plan.options.captures:
         return []
-    size = recorded_bytes(part, plan, release, int(largest), device)
+    size = recorded_bytes(part, plan, release, int(largest), device, groups)
     found = [Item(Component.CUDA_GRAPHS, "captured", dict.fromkeys(RUNNING, size), AT_CAPTURE)]
     if version_of(plan.engine_version) >= SHARED_SINCE and part.head.kind != "none":
         rows = Bytes.exact(shared_logits_bytes(largest * verified_tokens(plan), part.head.width))
@@ -93,25 +92,31 @@ def shared_logits_bytes(rows: Count, width: Count) -> Count:
     counts="int",
 )
 def recorded_bytes(
-    part: ModelSpec, plan: Plan, release: Release, largest: int, device: Device | None
+    part: ModelSpec, plan: Plan, release: Release, largest: int, device: Device | None, groups: int = 1
 ) -> Bytes:
     """Bytes of all graphs of a stage. Chunks of prompts are recorded in pieces where a release does so by
-    itself, unless stages or pictures forbid it.
+    itself. ``groups``: that attend by themselves, of one of which the plan is.
     """
     rows, drafts = largest * verified_tokens(plan), plan.speculative is not None
     pool = graph_pool_bytes(part, plan, rows)
-    pieces = 0
-    if release.reserve is Reserve.TOKENS_AND_CHUNKS:
-        latent = any(isinstance(mixer, LatentAttention) for mixer in part.mixers())
-        most = plan.serving.max_batched_tokens or 1
-        chunk = int(minimum(most, LATENT_CHUNK)) if latent else int(most)
-        pieces = captured_chunks(chunk)
-        wider = pool.max(graph_pool_bytes(part, plan, chunk))
-        left_out = plan.mesh.pp > 1 or bool(part.towers)
-        pool = Bytes(pool.low, pool.value if left_out else wider.value, wider.high)
-    known = device is None or device.vendor in (NVIDIA, "")
+    pieces, known = 0, device is None or device.vendor in (NVIDIA, "")
+    if _records_chunks(part, plan, release, groups, nvidia=known):
+        pool_tokens = sglang_options(plan).pool_tokens
+        chunk = largest_chunk(
+            part, plan.engine_version, int(plan.serving.max_batched_tokens or 1), pool_tokens
+        )
+        pieces, wider = captured_chunks(chunk), pool.max(graph_pool_bytes(part, plan, chunk))
+        pool = Bytes(pool.low, wider.value, wider.high)
     sizes = recorded_sizes(largest, drafts=drafts)
     return with_driver_bytes(pool, recorded_kernels(part, plan), pieces, sizes, largest, old=not known)
+
+
+def _records_chunks(part: ModelSpec, plan: Plan, release: Release, groups: int, *, nvidia: bool) -> bool:
+    return records_chunks(
+        part, release, plan.engine_version,
+        stages=int(plan.mesh.pp), groups=groups, sends=plan.options.dispatch == "deepep",
+        adapters=plan.served_adapters is not None, captures=plan.options.captures, nvidia=nvidia,
+    )  # fmt: skip
 
 
 def kept_logits_items(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memsheet.engines.sglang.facts import Release
 from memsheet.engines.sglang.pool import pool_bytes
+from memsheet.engines.sglang.releases import Release
 from memsheet.engines.sglang.stage import Stage
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes

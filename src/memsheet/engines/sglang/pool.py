@@ -5,7 +5,8 @@ window, of the model and of a draft.
 from __future__ import annotations
 
 from memsheet.arith import Count, is_zero, rounded_down
-from memsheet.engines.sglang.facts import WINDOW_SHARE, Release
+from memsheet.engines.sglang.facts import WINDOW_SHARE
+from memsheet.engines.sglang.releases import Release
 from memsheet.engines.sglang.speculative import counted_layers
 from memsheet.errors import input_error
 from memsheet.formulas.serving.drafts import draft_of

@@ -5,7 +5,8 @@ heads, for so many tokens at once.
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, given_or, maximum, minimum
-from memsheet.engines.sglang.facts import GROUPS_SINCE, Release
+from memsheet.engines.sglang.facts import GROUPS_SINCE
+from memsheet.engines.sglang.releases import Release
 from memsheet.formulas.serving.widest_layer import block_bytes
 from memsheet.frozen import replace
 from memsheet.plan.model import LatentAttention, ModelSpec

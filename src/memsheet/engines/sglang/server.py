@@ -17,10 +17,8 @@ from memsheet.engines.sglang.facts import (
     MOST_REQUESTS,
     REQUESTS,
     WINDOW_SHARE,
-    Release,
     graph_sequences,
     release_of,
-    version_of,
 )
 from memsheet.engines.sglang.free_memory import (
     bytes_left_for_tokens,
@@ -41,6 +39,7 @@ from memsheet.engines.sglang.options import sglang_options
 from memsheet.engines.sglang.own_modules import as_built
 from memsheet.engines.sglang.pool import Cell, cell_with_draft_count, draft_cell, pool_bytes, table_bytes
 from memsheet.engines.sglang.prefix import prefixed_layer
+from memsheet.engines.sglang.releases import Release, version_of
 from memsheet.engines.sglang.speculative import (
     ahead_tokens,
     draft_worker_items,
@@ -186,7 +185,7 @@ def _sglang_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluste
     device = cluster.device if cluster else None
     sizes = recorded_sizes(int(largest), drafts=plan.speculative is not None)
     graphs = (
-        *graph_items(part, group, release, largest, device),
+        *graph_items(part, group, release, largest, device, int(plan.mesh.attn_dp)),
         *kept_logits_items(part, plan, largest),
         *attention_items(part, group, release, largest * verified_tokens(plan), sizes, device),
         *grouped_graphs(plan, largest),

@@ -5,8 +5,9 @@ several.
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, is_zero, maximum, rounded_down
-from memsheet.engines.sglang.facts import STATELESS_SINCE, Release
+from memsheet.engines.sglang.facts import STATELESS_SINCE
 from memsheet.engines.sglang.options import sglang_options
+from memsheet.engines.sglang.releases import Release
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
 from memsheet.formulas.serving.states import convolution_elements, served_state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.engines.sglang.facts import Release, Reserve
+from memsheet.engines.sglang.releases import Release, Reserve
 from memsheet.plan.model import ModelSpec, Tower
 from memsheet.references import SGLANG, formula
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from memsheet.engines.vllm.blocks import check_blocks
+from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.options import VllmOptions
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP8_E5M2, DType
@@ -11,6 +15,7 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Precision
+from memsheet.plan.sequence_length import asked_length, derived_max_length
 
 with late_functions(__name__):
     from memsheet.engines.vllm.adapter_room import vllm_adapters
@@ -83,8 +88,68 @@ def _own_options(gaps: RequestResolver) -> VllmOptions:
     )
 
 
+SEQUENCES, BATCH = "serving.max_sequences", "serving.max_batched_tokens"
+WITHIN_BATCH_SINCE, WITHIN_LENGTHS_SINCE = (0, 10), (0, 12)
+"""Since when sequences that nobody says are no more than a batch's tokens (v0.10.2 engine/arg_utils.py:1742;
+v0.9.2 has none of it), and a batch that nobody says no more than the tokens of all of them (v0.12.0 :2004,
+v0.33.0 :3220; v0.11.0 :1669 takes its default).
+"""
+WHOLE_TEXTS_SINCE = (0, 10)
+"""Since when a text that is read whole sets the batch: v0.10.2 engine/arg_utils.py:1733 and v0.11.0 :1668 to
+its length, v0.12.0 :1996 to no less (V0 before them took ``POOLED_TOKENS``).
+"""
+
+
+WHOLE_ITEM_SINCE, WHOLE_ITEM = (0, 24), 32 * (70 + 2 + 6)
+"""Since when a batch that nobody says holds the longest item of models that read items both ways, and its
+tokens: thirty-two frames of a video (v0.24.0 engine/arg_utils.py, _get_min_mm_batched_tokens, which v0.20.2
+has not; v0.33.0 :3119, model_executor/models/gemma4_mm.py:272, gemma4_unified.py:168).
+"""
+
+
+def _reads_items_whole(model: ModelSpec | None) -> bool:
+    """Whether a model's pictures attend both ways: Gemma 4's that do not hear, and those without a tower
+    (use_bidirectional_attention of their configurations).
+    """
+    if model is None:
+        return False
+    sees = bool(model.towers) and not any("audio" in tower.path for tower in model.towers)
+    return model.model_type == "gemma4_unified" or (model.model_type == "gemma4" and sees)
+
+
+def _batch_bounds(
+    gaps: RequestResolver, model: ModelSpec | None, usual: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Sequences and a batch's tokens where nobody says them, bounded by each other and the sequence's
+    length.
+    """
+    since = release_of(gaps.request.get("engine_version")).since
+    length = asked_length(gaps.request) or derived_max_length(model)
+    given = gaps.request.get("serving.batch") or gaps.request.get("microbatch")
+    sequences = gaps.request.get(SEQUENCES) or given or usual[SEQUENCES]
+    batch = gaps.request.get(BATCH)
+    if batch is None:
+        batch = usual[BATCH]
+        if length and since >= WHOLE_TEXTS_SINCE and _reads_whole_texts(model):
+            batch = max(length, batch) if since >= WITHIN_LENGTHS_SINCE else length
+        if since >= WHOLE_ITEM_SINCE and _reads_items_whole(model):
+            batch = max(batch, WHOLE_ITEM)
+        if length and since >= WITHIN_LENGTHS_SINCE:
+            batch = min(batch, sequences * length)
+    most = min(usual[SEQUENCES], batch) if since >= WITHIN_BATCH_SINCE else usual[SEQUENCES]
+    return {**usual, SEQUENCES: most, BATCH: batch}
+
+
+def _reads_whole_texts(model: ModelSpec | None) -> bool:
+    """Whether a model's prompts are not cut: those of encoders (v0.33.0 config/model.py:2193
+    is_chunked_prefill_supported).
+    """
+    return model is not None and any(stack.role == "encoder" for stack in model.stacks)
+
+
 RULES = EngineRules(
     own_options=_own_options,
+    usual_options=_batch_bounds,
     check_pages=check_blocks,
     check_mesh=_check_mesh,
     check_cache=_check_cache,

@@ -16,6 +16,7 @@ from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
+from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.plan.server_limits import ServerLimits
 from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimit, ServingFacts, Unserved
@@ -113,7 +114,13 @@ CHUNK_GROWN = (0, 6, 5)
 
 
 def vllm_serve_defaults(
-    request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool, sparse: bool = False
+    request: Mapping[str, Any],
+    device: Device | None,
+    _: Mesh,
+    *,
+    latent: bool,
+    sparse: bool = False,
+    model: ModelSpec | None = None,  # noqa: ARG001  (``defaults`` bounds them by it)
 ) -> Mapping[str, Any]:
     """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the
     card's memory, A100 excepted).
@@ -136,9 +143,18 @@ def _latent_block(release: Release, device: Device | None, *, sparse: bool) -> i
     return BLACKWELL_LATENT_BLOCK if blackwell else BLOCK
 
 
+SPARK_UNITS, SPARK_SMALL_SINCE = "12.1", (0, 33)
+"""GB10, and since when it has the defaults of small cards whatever its memory (v0.33.0
+engine/arg_utils.py:2963; v0.32.0 :2933 has no such case).
+"""
+
+
 def _is_large_card(release: Release, device: Device | None) -> bool:
     """Device memory as the driver counts it, which is what a framework gets and a few MiB."""
-    named_out = device is not None and "a100" in device.name.lower() and release.since > (0, 8)
+    named_out = device is not None and (
+        ("a100" in device.name.lower() and release.since > (0, 8))
+        or (device.compute_capability == SPARK_UNITS and release.since >= SPARK_SMALL_SINCE)
+    )
     return (
         release.sized_by_card
         and device is not None
@@ -225,6 +241,19 @@ _PREVIOUSLY_SUPPORTED_MODELS.
 """
 POOLED = frozenset({"bert", "roberta", "modernbert"})
 """Encoders of v0.11.0 model_executor/models/registry.py, _EMBEDDING_MODELS and _CROSS_ENCODER_MODELS."""
+EMBEDS_BOTH_WAYS = frozenset({"gemma3_text"})
+"""Of decoders that are pooled, those whose layers then keep nothing (v0.33.0
+model_executor/models/config.py:157, gemma3.py:168 EncoderOnlyAttention; v0.11.0 models/gemma3.py).
+"""
+TOWERS_LEFT_OUT_SINCE = (0, 20)
+"""v0.20.2 model_executor/models/interfaces.py:285 _mark_tower_model, v0.33.0 :390; v0.14.0 has it not, and
+older releases leave out some families' alone (v0.11.0 models/qwen3_vl.py:1129).
+"""
+PICTURES_ALONE = frozenset({
+    "cohere2_vision", "gemma3", "gemma3n", "lfm2_vl", "llama4", "llava", "llava_next", "minicpmv4_6", "mistral3", "paddleocr_vl",
+    "paligemma", "step3p7",
+})  # fmt: skip
+"""Types whose tower is marked as one of pictures (v0.33.0 model_executor/models/*.py, _mark_tower_model)."""
 SERVING = ServingFacts(
     library_code=LIBRARY_CODE,
     heeded_caches=HEEDED_CACHES,
@@ -240,6 +269,10 @@ SERVING = ServingFacts(
     unserved=UNSERVED,
     served_since=SERVED_SINCE,
     pooled=POOLED,
+    pools_embedders=True,  # v0.33.0 config/model.py:1290 get_pooling_config
+    embeds_both_ways=EMBEDS_BOTH_WAYS,
+    leaves_towers_since=TOWERS_LEFT_OUT_SINCE,
+    sees_pictures_alone=PICTURES_ALONE,
     own_draft_outputs=own_draft_outputs,
     joins_projections=True,  # v0.11.0 model_executor/models/llama.py
     stages_at_once=True,  # v0.11.0 v1/engine/core.py, step_with_batch_queue

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from memsheet.engines.vllm.cut_blocks import refined_experts
 from memsheet.engines.vllm.releases import Release
+from memsheet.formulas.runtime import NVIDIA
 from memsheet.formulas.serving.loaded import Ways, with_blocks, with_own_projections
+from memsheet.formulas.serving.packed_experts import MARLIN, TENSORRT, TRITON, Packing
 from memsheet.formulas.states.held import Held
 from memsheet.frozen import replace
+from memsheet.plan.device import Device
+from memsheet.plan.hardware import version_of
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe, Role, Tower, Weight
 from memsheet.plan.plan import Plan
 from memsheet.sheet import FromCode
@@ -128,6 +132,46 @@ def with_packed_ends(held: tuple[Held, ...], plan: Plan) -> tuple[Held, ...]:
 GGUF = "gguf:"
 
 
-def ways_of(release: Release) -> Ways:
-    """How a release loads."""
-    return replace(WAYS, turns_in_place=LIBRARY) if release.since >= LIBRARY_SINCE else WAYS
+DROPS_SCALES_SINCE, COLUMNS_OF_FOUR_SINCE = (0, 25), (0, 26)
+"""Since when experts of four bits have triton's scales alone, and their shares are padded to four (v0.25.0
+fused_moe/oracle/mxfp4.py:1155, v0.24.0 keeps both; v0.26.0 quantization/utils/mxfp4_utils.py, v0.25.0 pads to
+two).
+"""
+OPEN_EXPERTS = frozenset({"gpt_oss"})
+"""Types whose experts of four bits run by an order of their own (v0.25.0 and v0.33.0
+fused_moe/oracle/mxfp4.py, _get_priority_backends_for_gpt_oss).
+"""
+
+
+def packing_of(part: ModelSpec, release: Release, version: str | None, device: Device | None) -> Packing:
+    """How a release keeps experts of four bits on a card: by triton's kernels on Hopper, by Marlin's before,
+    and by TensorRT-LLM's on the first Blackwell (v0.33.0 fused_moe/oracle/mxfp4.py:402,
+    experts/gpt_oss_triton_kernels_moe.py:41); which runs elsewhere depends on what is installed.
+    """
+    since = version_of(version) if version else release.since
+    older = since[:2] < DROPS_SCALES_SINCE
+    columns = 2 if since[:2] < COLUMNS_OF_FOUR_SINCE else 4
+    known = device is not None and device.vendor == NVIDIA and not older and part.model_type in OPEN_EXPERTS
+    units = (device.compute_capability or "") if device is not None and known else ""
+    own = (device.compute_capability or "").partition(".")[0] if device and device.vendor == NVIDIA else ""
+    kernels = {"8": MARLIN, "9": TRITON, "10": TENSORRT}
+    kernel = kernels.get(units.partition(".")[0])
+    return Packing(
+        usual=kernel or TRITON,
+        alone=kernel in (MARLIN, TRITON),
+        keeps_scales=older,
+        scale_columns=columns,
+        pads_rows=own not in MARLIN_ALONE if own else None,
+    )
+
+
+MARLIN_ALONE = ("7", "8", "9")
+"""Major numbers of cards without matrix units of four bits, where NVFP4 is Marlin's, which pads no expert
+(v0.33.0 quantization/utils/marlin_utils_fp4.py, fused_moe/oracle/nvfp4.py).
+"""
+
+
+def ways_of(release: Release, version: str | None = None, device: Device | None = None) -> Ways:
+    """How a release loads on a card."""
+    own = replace(WAYS, packing=lambda part: packing_of(part, release, version, device))
+    return replace(own, turns_in_place=LIBRARY) if release.since >= LIBRARY_SINCE else own

@@ -16,7 +16,8 @@ from memsheet.engines.vllm.lora_releases import JOINED, WHOLE_EXPERTS, Facts, fa
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
-from memsheet.formulas.serving.loaded import PADDED_TO, VOCABULARY
+from memsheet.formulas.serving.loaded import VOCABULARY
+from memsheet.formulas.serving.packed_experts import PADDED_TO
 from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.held_shapes import held_shape
 from memsheet.formulas.states.params import distinct_blocks, parameter_tensors, stack_prefix, tower_tensors

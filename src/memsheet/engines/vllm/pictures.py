@@ -9,7 +9,13 @@ from math import prod
 
 from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
 from memsheet.engines.vllm.releases import Release, Shown
-from memsheet.formulas.serving.widest_layer import MERGED_PATCHES, layer_vector_bytes
+from memsheet.formulas.serving.widest_layer import (
+    MERGED_PATCHES,
+    block_bytes,
+    layer_vector_bytes,
+    pictures_bytes,
+)
+from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec, Picture, Role, Tower
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
@@ -49,7 +55,11 @@ def _larger_range(left: Bytes, right: Bytes) -> Bytes:
 
 def _of_tower(tower: Tower, part: ModelSpec, plan: Plan, release: Release) -> Bytes:
     if tower.largest is None:
-        return unsized_bytes(tower, part.hidden, plan)
+        longest = longest_item(tower, part, plan, release)
+        if longest is None:
+            return unsized_bytes(tower, part.hidden, plan)
+        size = _encoder_output_bytes(longest, shown_pictures(plan, longest.embeddings), part, plan, release)
+        return Bytes(0, size, size)
     fewest = shown_pictures(plan, tower.largest.places, more=release.shown is Shown.MORE)
     most = shown_pictures(plan, tower.largest.embeddings, more=release.shown is Shown.MORE)
     low, high = (
@@ -114,6 +124,71 @@ def copied_rows(picture: Picture, plan: Plan, shown: Shown) -> Count:
     return where(at_least(rows, picture.embeddings + 1), rows, 0)
 
 
+RESIZED, PAIRS, ALL_PAIRS, PICTURES_SINCE = 16384, 7, 12288, (0, 20)
+"""Tokens of the largest picture that the released processors of Qwen's models make (12,845,056 pixels in
+squares of 28, 16,777,216 in squares of 32: preprocessor_config.json, max_pixels and size.longest_edge); pairs
+of frames of the longest video, each as large (v0.11.0 and v0.33.0 model_executor/models/qwen2_vl.py,
+_MAX_FRAMES_PER_VIDEO; v0.14.0 qwen3_vl.py:132, the same of newer ones); since when no video of those is
+longer than a picture (v0.20.2 qwen3_vl.py, get_max_video_tokens).
+"""
+VIDEOS, PICTURES = (
+    frozenset({"qwen2_vl", "qwen2_5_vl", "qwen2_5_omni"}),
+    frozenset({"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}),
+)
+"""Types of which a video is the longest item whatever the release, and those of which it was."""
+
+
+def longest_item(tower: Tower, part: ModelSpec, plan: Plan, release: Release) -> Picture | None:
+    """The longest picture or video that a tower is shown where its processor says; None of other towers. A
+    video has as many pairs of frames as a sequence has room for (v0.33.0 models/qwen2_vl.py:1141).
+    """
+    if "audio" in tower.path or part.model_type not in VIDEOS | PICTURES:
+        return None
+    pictures = part.model_type in PICTURES and release.since >= PICTURES_SINCE
+    most = 1 if pictures else PAIRS if part.model_type in VIDEOS else ALL_PAIRS
+    pairs = maximum(1, minimum(most, given_or(plan.serving.max_model_len, RESIZED) // RESIZED))
+    tokens = RESIZED * pairs
+    return Picture(embeddings=tokens, places=tokens, pixels=tokens * MERGED_PATCHES * _patch_elements(tower))
+
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at="v0.33.0 v1/worker/gpu/model_runner.py:1022: the longest item, as often as a batch has room, at once",
+)
+def tower_run_bytes(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
+    """The widest layer of a tower over what the profiling run shows it; nothing where no processor says.
+    Those that are known attend by the lengths of what lies in a row, without a mask.
+    """
+    found = NOTHING
+    for tower in part.towers:
+        longest = longest_item(tower, part, plan, release) if tower.largest is None else None
+        if longest is None:
+            continue
+        tokens = longest.embeddings * shown_pictures(plan, longest.embeddings)
+        blocks = dict.fromkeys(block for run in tower.stack.runs for block in run.pattern)
+        sizes = [size for block in blocks for size in block_bytes(block, plan, MERGED_PATCHES * tokens)]
+        value = reduce(maximum, (size.value for size in sizes), 0)
+        alone = replace(part, towers=(tower,))
+        most = maximum(value, pictures_bytes(alone, plan, tokens, masks=False))
+        found = Bytes.max(found, Bytes(0, value, most))
+    return found
+
+
+def without_known_towers(part: ModelSpec, plan: Plan, release: Release) -> ModelSpec:
+    """The model with those towers alone of which no processor says what they are shown."""
+    left = (tower for tower in part.towers if tower.largest or not longest_item(tower, part, plan, release))
+    return replace(part, towers=tuple(left))
+
+
+def _patch_elements(tower: Tower) -> Count:
+    """Numbers of a patch, of all its channels and frames."""
+    return reduce(
+        maximum,
+        (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and w.role is Role.LINEAR),
+        0,
+    )
+
+
 @formula(
     cites=PAGED_SERVER_CODE,
     at=(
@@ -126,11 +201,7 @@ def unsized_bytes(tower: Tower, hidden: int, plan: Plan) -> Bytes:
     them.
     """
     assert plan.serving.max_batched_tokens is not None
-    patch = reduce(
-        maximum,
-        (prod(w.shape[1:]) for w in tower.embeddings if "patch" in w.path and w.role is Role.LINEAR),
-        0,
-    )
+    patch = _patch_elements(tower)
     value, high = (
         plan.precision.compute.nbytes(rows * (hidden * (1 + tower.deepstack) + MERGED_PATCHES * patch))
         for rows in (

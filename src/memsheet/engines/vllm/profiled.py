@@ -21,7 +21,7 @@ from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item
 from memsheet.units import MIB
 
 with late_functions(__name__):
-    from memsheet.engines.vllm.pictures import kept_pictures
+    from memsheet.engines.vllm.pictures import kept_pictures, tower_run_bytes, without_known_towers
 
 
 AT_PROFILE = Cited(PAGED_SERVER_CODE, "v1/worker/gpu_model_runner.py profile_run")
@@ -89,7 +89,10 @@ def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
         pictures=pictures,
         resting=Bytes.exact(resting),
         sampler=drawn,
-        layer=profiled_layer_bytes(part, plan, tokens),
+        layer=Bytes.max(
+            profiled_layer_bytes(without_known_towers(part, plan, release), plan, tokens),
+            tower_run_bytes(part, plan, release),
+        ),
     )
 
 

@@ -43,7 +43,7 @@ from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import with_draft
 from memsheet.formulas.serving.kv_cache import caching_layers
-from memsheet.formulas.serving.loaded import RESTS, loaded_items, loaded_tensors
+from memsheet.formulas.serving.loaded import RESTS, Ways, loaded_items, loaded_tensors
 from memsheet.formulas.serving.recorded_serving import recorded_serving_notes
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
@@ -96,7 +96,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
         check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
         built, ways = (
             as_built(part, release_of(plan.engine_version)),
-            ways_of(release_of(plan.engine_version)),
+            _ways_on_card(plan, cluster),
         )
         tensors = with_packed_ends(loaded_tensors(built, plan, ways), plan)
         held = loaded_items(built, plan, tensors, LOADED, ways)
@@ -124,12 +124,18 @@ def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage
     return every_stage(spec, plan, lambda part: _vllm_stage(part, plan, release, cluster))
 
 
+def _ways_on_card(plan: Plan, cluster: Cluster | None) -> Ways:
+    """How the plan's release loads on its cards."""
+    version = plan.engine_version
+    return ways_of(release_of(version), version, cluster.device if cluster else None)
+
+
 def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
     vendor = cluster.device.vendor if cluster else None
     check_cut_blocks(part, plan, vendor=vendor, refuses=refuses_cut_block)
     built = as_built(part, release)
     held = with_packed_ends(loaded_tensors(built, plan, WAYS), plan)
-    loaded = loaded_items(built, plan, held, EVERY, ways_of(release))
+    loaded = loaded_items(built, plan, held, EVERY, _ways_on_card(plan, cluster))
     copied = list[Item]()
     if vllm_options(plan).host_weights_gib:
         loaded, copied = with_host_weights(part, plan, loaded)

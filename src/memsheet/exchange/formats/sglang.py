@@ -12,6 +12,7 @@ from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
+from memsheet.exchange.shared.attention_backends import attention_row
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.flag_abbreviations import whole_names
 from memsheet.exchange.shared.graph_sizes import largest_of_sizes
@@ -106,16 +107,6 @@ BACKENDS = {"fa3": "flash", "flashinfer": "flashinfer", "triton": "triton", "trt
 """Backends of attention whose buffers are accounted (arg_groups/choices.py, ATTENTION_BACKEND_CHOICES)."""
 
 
-def _read_backend(value: Any, _: Values) -> Mapping[str, Any]:
-    known = BACKENDS.get(value) if isinstance(value, str) else None
-    return {"serving.attention_kernels": known} if known else {}
-
-
-def _write_backend(asked: Values) -> Any:
-    kept = asked.get("serving.attention_kernels")
-    return next((name for name, plan in BACKENDS.items() if plan == kept), None)
-
-
 def _sglang_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
@@ -177,7 +168,7 @@ KEYS = (
         back=serving.cache_back(("fp8_e4m3",)), source="model.py:197",
     ),
     Key(at="--max-total-tokens", says="serving.pool_tokens", source="schedule.py:39"),
-    Key(at="--attention-backend", holds=(*BACKENDS,), instead="the backend that SGLang takes by itself", out=_write_backend, back=_read_backend, source="exec_.py, attention_backend"),
+    attention_row(BACKENDS, "SGLang", "exec_.py, attention_backend"),
     Key(at="--page-size", says="serving.page_tokens", source="schedule.py:143"),
     Key(at="--cuda-graph-max-bs", out=lambda _: None, back=lambda v, _: {"serving.graph_sequences": v}, source="v0.5.4.post3 server_args.py, cuda_graph_max_bs"),
     Key(at="--cuda-graph-max-bs-decode", says="serving.graph_sequences", source="cuda_graph.py, cuda_graph_max_bs_decode"),

@@ -13,6 +13,7 @@ from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
 from memsheet.exchange.shared.allocator_env import allocator_conf_rows
+from memsheet.exchange.shared.attention_backends import attention_row
 from memsheet.exchange.shared.file_format import Format, Key, Values, is_key
 from memsheet.exchange.shared.flag_abbreviations import whole_names
 from memsheet.exchange.shared.rotary_overrides import rotary_place, with_rotary_overrides
@@ -270,16 +271,6 @@ def _whole_prompts_of_the_model(values: Values) -> Mapping[str, Any]:
     )
 
 
-def _read_backend(value: Any, _: Values) -> Mapping[str, Any]:
-    known = BACKENDS.get(value) if isinstance(value, str) else None
-    return {"serving.attention_kernels": known} if known else {}
-
-
-def _write_backend(asked: Values) -> Any:
-    kept = asked.get("serving.attention_kernels")
-    return next((name for name, plan in BACKENDS.items() if plan == kept), None)
-
-
 def _vllm_plan_problems(asked: Values) -> Iterator[Problem]:
     yield from serving.unservable_problems(asked)
     yield from adapters.no_room(asked)
@@ -341,10 +332,7 @@ KEYS = (
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
         back=serving.cache_back(("fp8", "fp8_e4m3", "fp8_inc")), source="engine/arg_utils.py:1397, config/cache.py:42",
     ),
-    Key(
-        at="--attention-backend", holds=tuple(BACKENDS), instead="the backend that vLLM takes by itself", out=_write_backend, back=_read_backend,
-        source="engine/arg_utils.py, attention_backend; v1/attention/backends/registry.py",
-    ),
+    attention_row(BACKENDS, "vLLM", "engine/arg_utils.py, attention_backend; v1/attention/backends/registry.py"),
     Key(at="--block-size", says="serving.page_tokens", source="engine/arg_utils.py:1387, config/cache.py:187"),
     Key(
         at="--kv-cache-memory-bytes", out=lambda a: a.get("serving.kv_cache_bytes"), back=lambda v, _: {"serving.kv_cache_bytes": v} if v else {},

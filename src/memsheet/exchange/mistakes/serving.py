@@ -23,7 +23,7 @@ from memsheet.exchange.shared.serve_script import OTHERS
 from memsheet.exchange.shared.visible_cards import CARDS, DIRECTIVES, EACH_NODE, ELSEWHERE, VISIBLE
 from memsheet.plan.hardware import BF16_UNITS, FP8_UNITS, eight_bit_cache, is_older_device
 from memsheet.plan.model import Moe
-from memsheet.resolve.length import derived_max_length
+from memsheet.plan.sequence_length import derived_max_length
 
 USUAL_FRACTIONS = {"vllm": 0.9}
 """By a server's format: the fraction that it takes of every card where nobody says one (vLLM before 0.20)."""

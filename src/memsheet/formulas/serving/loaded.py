@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from memsheet.arith import Count, ceil_div, maximum, round_up
+from memsheet.arith import Count, ceil_div
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, kept_rest_bytes, loading_slack
+from memsheet.formulas.serving.packed_experts import ANY_KERNEL, Packing, padded_experts
 from memsheet.formulas.serving.recorded_serving import uncut_ranges, unread_table_items
-from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
+from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
 from memsheet.frozen import dataclass, replace
-from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
+from memsheet.plan.dtypes import BF16, FP8, FP32, DType
 from memsheet.plan.model import Attention, Block, LatentAttention, Mixer, ModelSpec, Role, Weight
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
-from memsheet.sheet import NOTHING, Bytes, Component, Evidence, FromCode, Instant, Item
+from memsheet.sheet import Bytes, Component, Evidence, FromCode, Instant, Item
 
 VOCABULARY = 64
 """The vocabulary is padded to a multiple of it (v0.11.0 model_executor/layers/vocab_parallel_embedding.py:23,
@@ -28,7 +29,7 @@ class Ways:
     by module path of experts that are cut inside a block of elements with one scale; ``wide``: ends of the
     paths of parameters that are made in fp32 whatever the model's dtype, by type of model;
     ``turns_wide``: types whose tables of rotary positions are fp32; ``turns_in_place``: that have
-    no tables, but frequencies.
+    no tables, but frequencies; ``packing``: how experts of four bits are kept.
     """
 
     rope: DType | None
@@ -37,6 +38,7 @@ class Ways:
     wide: Mapping[str, tuple[str, ...]]
     turns_wide: frozenset[str] = frozenset()
     turns_in_place: frozenset[str] = frozenset()
+    packing: Callable[[ModelSpec], Packing] = lambda _: ANY_KERNEL
     table: Evidence
     rotary: Evidence
     absorbed: Evidence
@@ -144,7 +146,7 @@ def loaded_items(
     """
     sizes = parameter_bytes(part, plan, held)
     unread = uncut_ranges(part, plan, sizes)
-    ranges = {**unread, **padded_experts(held), **ways.refines(part, plan)}
+    ranges = {**unread, **padded_experts(held, ways.packing(part)), **ways.refines(part, plan)}
     items = [
         Item(
             component,
@@ -293,52 +295,3 @@ def mla_absorbed_projection_bytes(part: ModelSpec, plan: Plan, *, always: bool =
             rows = ceil_div(mixer.heads, plan.mesh.tp) * (mixer.qk_nope_head_dim + mixer.v_head_dim)
             total = total + layers * plan.precision.compute.nbytes(rows * mixer.kv_lora_rank)
     return total
-
-
-PADDED_TO, SCALE_ROWS, SCALE_COLUMNS, SHARE = 256, 256, 2, 32
-"""Sizes that FlashInfer's kernels of MXFP4 pad to, the most of all (v0.11.0 mxfp4.py:184; Marlin pads the
-inner size to 128, :168); those of triton's scales (v0.14.0
-third_party/triton_kernels/tensor_details/layout_details/hopper_scale.py:25); elements that share a scale.
-"""
-
-
-@formula(
-    cites=PAGED_SERVER_CODE,
-    at=(
-        "v0.11.0 mxfp4.py:599: triton's kernels get their scales in a layout of their own, and those of "
-        "the checkpoint stay (:612 deletes the weights)"
-    ),
-)
-def swizzled_scales_bytes(shape: tuple[Count, ...]) -> Count:
-    """Bytes of a second copy of the scales of (experts, in, out), one a share of the input."""
-    experts, inputs, outputs = shape
-    return experts * round_up(outputs, SCALE_ROWS) * round_up(ceil_div(inputs, SHARE), SCALE_COLUMNS)
-
-
-def padded_experts(held: tuple[Held, ...]) -> dict[str, Bytes]:
-    """Ranges of expert matrices in MXFP4, by module path: as stored, as triton's kernels keep them (the
-    value), and as the kernels that pad most. Which one runs depends on the card and on what is installed.
-    """
-    found: dict[str, Bytes] = {}
-    for one in held:
-        if one.role is Role.EXPERT and one.dtype is MXFP4:
-            stored, padded = one.dtype.nbytes(one.elements), one.dtype.nbytes(_padded_expert_elements(one))
-            twice = stored + swizzled_scales_bytes(one.shape)
-            size = Bytes(one.times * stored, one.times * twice, one.times * maximum(twice, padded))
-            found[module_of(one.path)] = found.get(module_of(one.path), NOTHING) + size
-    for one in held:
-        if one.role is Role.EXPERT_BIAS and module_of(one.path) in found:
-            bias = one.times * BF16.nbytes(one.elements)
-            found[module_of(one.path)] += Bytes(
-                bias, 2 * bias, 2 * bias
-            )  # triton's kernels read biases in fp32 (mxfp4.py:581)
-    return found
-
-
-def _padded_expert_elements(held: Held) -> Count:
-    """Elements of (experts, in, out) with the inner and the hidden size padded; both gates lie in one
-    output.
-    """
-    experts, inputs, outputs = held.shape
-    gates = 1 if "down" in held.path else 2
-    return experts * round_up(inputs, PADDED_TO) * round_up(outputs, gates * PADDED_TO)

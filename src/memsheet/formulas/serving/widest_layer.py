@@ -86,9 +86,9 @@ def _with_layer_embeddings(widest: Bytes, part: ModelSpec, plan: Plan, tokens: C
         "mask of all their patches"
     ),
 )
-def pictures_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Count:
+def pictures_bytes(part: ModelSpec, plan: Plan, tokens: Count, *, masks: bool = True) -> Count:
     """A high end for the tower: twice its widest operation over all patches, and a mask where pictures of any
-    size lie in one row.
+    size lie in one row. ``masks``: the tower may make one.
     """
     dtype, most = plan.precision.compute, 0
     for tower in part.towers:
@@ -103,7 +103,7 @@ def pictures_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Count:
         alone = replace(plan, mesh=Mesh())
         blocks = dict.fromkeys(block for run in tower.stack.runs for block in run.pattern)
         widths = [3 * b.hidden + _feed_forward_width(b.feed_forward, alone) for b in blocks if b.feed_forward]
-        mask = 0 if fixed else dtype.nbytes(patches * patches)
+        mask = 0 if fixed or not masks else dtype.nbytes(patches * patches)
         shown = ceil_div(tokens, fixed) if fixed else 1
         convolved = dtype.nbytes(CONVOLVED * shown * tower.widest)
         most = maximum(

@@ -17,8 +17,8 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.hardware import FP8_UNITS, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.plan.sequence_length import derived_max_length
 from memsheet.resolve import resolve_request
-from memsheet.resolve.length import derived_max_length
 from memsheet.search.serve.asked_sequences import asked_sequences
 from memsheet.search.train.space import divisors
 from memsheet.sheet import Bytes

@@ -27,9 +27,9 @@ from memsheet.plan.library_defaults import implied_library_keys
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.overriding import with_attention_of_engine
 from memsheet.plan.plan import Plan
+from memsheet.plan.sequence_length import derived_max_length
 from memsheet.plan.workload import Training
 from memsheet.resolve import resolve_request
-from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import Sheet
 
 Edits = Mapping[str, Any]

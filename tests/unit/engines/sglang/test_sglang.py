@@ -8,11 +8,14 @@ import pytest
 
 from memsheet import catalog
 from memsheet.budget import Answer, Result
+from memsheet.engines.sglang.chunk_graphs import largest_chunk
 from memsheet.engines.sglang.facts import RELEASES, captured_chunks, release_of
 from memsheet.engines.sglang.pool import Cell, cell_of, pool_bytes, table_bytes
 from memsheet.engines.sglang.states import slot_bytes, states_of
+from memsheet.engines.sglang.vision_share import vision_share
 from memsheet.errors import InputError
 from memsheet.questions.accounted import infer
+from memsheet.questions.question_parts import read_named_model
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 from memsheet.sheet import Bytes, Component, Instant
@@ -91,6 +94,85 @@ def test_the_fraction_is_chosen_by_ranks_then_by_what_is_kept_free() -> None:
     assert chosen("8xH200", "0.5.23", "deepseek-v3") == round(1 - kept / 143771, 3)
     assert captured_chunks(32) == 8
     assert captured_chunks(8192) == 8 + 14 + 8 + 8 + 12 + 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt-oss-20b", "gemma-4-26b-a4b", "mellum2-12b-a2.5b", "muse-glimmer-30b", "laguna-xs-33b-a3b", "step-3.7-flash", "beam-1.0-501b-a23b"],
+)  # fmt: skip
+def test_windows_of_some_families_have_a_pool_of_their_own(name: str) -> None:
+    """v0.5.23 configs/model_config.py:2655 hybrid_swa_archs."""
+    spec = read_named_model(name, "infer")
+    request = {"task": "infer", "engine": "sglang", "serving.memory_fraction": 0.8}
+    found = cell_of(spec, resolve_request(request, spec).plan, release_of("0.5.23"))
+    assert found.window > 0
+    assert found.reach > 0
+    older = cell_of(spec, resolve_request(request, spec).plan, release_of("0.5.4"))
+    assert older.window == 0
+    assert older.whole == found.whole + found.window
+
+
+def share_kept(name: str, gpus: str, version: str, **options: Any) -> float:
+    """MiB that the fraction leaves of a card, above what is left of each."""
+    fraction = served(name, gpus, engine_version=version, **options).plan.cache.memory_fraction or 0.0
+    return round((1 - fraction) * 81559)
+
+
+CHUNKS = 58 * 8  # sizes up to 8,192 tokens, v0.5.23 arg_groups/memory_hook.py:389
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "version", "options", "recorded"),
+    [
+        ("llama-3.1-8b", "1xH100-80GB", "0.5.23", {}, True),
+        ("llama-3.1-8b", "2xH100-80GB", "0.5.23", {"pp": 2}, False),
+        ("llama-3.1-8b", "2xH100-80GB", "0.5.12", {"pp": 2}, False),
+        ("kimi-linear-48b-a3b", "2xH100-80GB", "0.5.23", {"tp": 2}, None),
+        ("gemma-3-4b", "1xH100-80GB", "0.5.23", {}, True),  # sees nothing unless told to
+        ("qwen3-next-80b-a3b", "4xH100-80GB", "0.5.12", {"tp": 4}, False),
+        ("qwen3-next-80b-a3b", "4xH100-80GB", "0.5.23", {"tp": 4}, True),
+    ],
+)
+def test_what_is_kept_free_is_for_chunks_that_are_recorded(
+    name: str, gpus: str, version: str, options: dict[str, Any], recorded: bool | None
+) -> None:
+    ranks = int(gpus[0])
+    captured = 512 if options.get("tp", 1) >= 4 else 256
+    alone = 512 + 1.5 * 8192 + 1024 * ranks / 8 + 2 * captured
+    more = {True: CHUNKS, False: 0, None: 0}[recorded]
+    assert abs(share_kept(name, gpus, version, **options) - (alone + more)) <= 81559 * 0.0005 + 1
+
+
+@pytest.mark.parametrize(("name", "recorded"), [("qwen2.5-vl-7b", 0), ("qwen3.5-9b", CHUNKS)])
+def test_chunks_beside_pictures_are_recorded_of_some_types(name: str, recorded: int) -> None:
+    kept = 512 + 1.5 * 8192 + 1024 / 8 + 2 * 256 + recorded
+    factor = vision_share(read_model(name, catalog=catalog.find_model, names=catalog.model_names()))
+    fraction = served(name, "1xH100-80GB", engine_version="0.5.23").plan.cache.memory_fraction
+    assert fraction == pytest.approx(round(1 - kept / 81559, 3) * factor)
+
+
+def test_the_largest_graph_is_no_larger_than_the_requests_that_may_run() -> None:
+    newer, older = (
+        share_kept("llama-3.1-8b", "1xH100-80GB", version, sequences=32) for version in ("0.5.22", "0.5.21")
+    )
+    assert abs(older - newer - 2 * (256 - 32)) <= 81559 * 0.001 + 1
+
+
+def test_steps_that_are_not_recorded_have_nothing_kept_free() -> None:
+    with_graphs, without = (
+        share_kept("llama-3.1-8b", "1xH100-80GB", "0.5.23", cuda_graphs=on) for on in (True, False)
+    )
+    assert abs(with_graphs - without - 2 * 256 - CHUNKS) <= 81559 * 0.001 + 1
+
+
+def test_latent_chunks_are_recorded_up_to_a_length_of_the_release() -> None:
+    spec = read_model("deepseek-v2-lite", catalog=catalog.find_model, names=catalog.model_names())
+    assert [largest_chunk(spec, version, 8192) for version in ("0.5.12", "0.5.22", "0.5.23")] == [
+        2048,
+        2048,
+        8192,
+    ]
+    assert largest_chunk(None, "0.5.23", 8192, 4096) == 4096
 
 
 def test_a_smaller_fraction_holds_fewer_tokens_and_none_is_no_start() -> None:

@@ -79,9 +79,9 @@ def test_a_larger_encoder_never_leaves_more() -> None:
 
 
 def test_the_text_model_alone_is_given_more_than_the_model_that_sees() -> None:
-    assert share_of("qwen2.5-vl-7b") == pytest.approx(
-        share_of("qwen2.5-7b") * vision_share(spec_of("qwen2.5-vl-7b"))
-    )
+    before_chunks = "0.5.9"  # newer releases keep less free where chunks of prompts are not recorded
+    alone, sees = (share_of(name, engine_version=before_chunks) for name in ("qwen2.5-7b", "qwen2.5-vl-7b"))
+    assert sees == pytest.approx(alone * vision_share(spec_of("qwen2.5-vl-7b")))
 
 
 def test_a_share_that_is_said_is_taken_as_it_is() -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from memsheet import catalog
 from memsheet.engines.vllm.facts import release_of
-from memsheet.engines.vllm.pictures import copied_rows, kept_pictures, shown_pictures
+from memsheet.engines.vllm.pictures import (
+    copied_rows,
+    kept_pictures,
+    longest_item,
+    shown_pictures,
+    tower_run_bytes,
+)
 from memsheet.engines.vllm.releases import Shown
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.plan.dtypes import BF16
@@ -92,8 +98,41 @@ def test_what_is_as_long_already_is_not_copied() -> None:
     assert copied_rows(whole, plan(max_batched_tokens=576), Shown.BATCH) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "version", "length", "tokens"),
+    [
+        (QWEN, "0.11.0", 8192, 16384),
+        (QWEN, "0.33.0", 40000, 2 * 16384),
+        (QWEN, "0.33.0", 128000, 7 * 16384),  # fourteen frames
+        ("qwen2-vl-7b", "0.33.0", 32768, 2 * 16384),
+        ("qwen3-vl-8b", "0.33.0", 262144, 16384),
+        ("qwen3.5-9b", "0.33.0", 262144, 16384),
+        ("qwen3-vl-8b", "0.14.0", 262144, 262144),
+    ],
+)
+def test_the_longest_item_of_a_known_processor(name: str, version: str, length: int, tokens: int) -> None:
+    spec, release = model(name), release_of(version)
+    asked = plan(name, max_model_len=length)
+    found = longest_item(spec.towers[0], spec, asked, release)
+    assert found is not None
+    assert found.embeddings == tokens
+    run = tower_run_bytes(spec, asked, release)
+    hidden = spec.towers[0].stack.hidden
+    assert 4 * tokens * hidden * 2 < run.value <= run.high  # at the least what goes from layer to layer
+
+
+def test_a_longer_video_leaves_less_for_the_pool() -> None:
+    rooms = [
+        (infer(QWEN, engine="vllm", gpus="1xL40S", max_model_len=length).serving or {})["kv_tokens"]
+        for length in (8192, 65536, 128000)
+    ]
+    assert rooms == sorted(rooms, reverse=True)
+    assert rooms[0] > 1.5 * rooms[-1]
+
+
 def test_pictures_of_any_size_are_a_range_that_a_sequence_bounds() -> None:
-    short, long = kept(QWEN, "0.11.0", max_model_len=8192), kept(QWEN, "0.11.0", max_model_len=32768)
+    name = "glm-4.1v-9b"
+    short, long = kept(name, "0.11.0", max_model_len=8192), kept(name, "0.11.0", max_model_len=32768)
     assert 0 == short.low < short.value == short.high
     assert long.value == short.value < long.high == 4 * long.value
 

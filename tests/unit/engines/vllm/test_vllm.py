@@ -290,6 +290,49 @@ def test_defaults_follow_the_card_and_the_release() -> None:
     assert chosen("1xH100-80GB", "0.33.0") == (1024, 8192, 0.92)
     assert chosen("1xB200", "0.33.0") == (1024, 16384, 0.92)
     assert chosen("1xH100-80GB", "0.6.4.post1") == (256, 8192, 0.9)
+    assert chosen("1xGB10", "0.32.0") == (1024, 8192, 0.92)
+    assert chosen("1xGB10", "0.33.0") == (256, 2048, 0.92)
+
+
+def chosen_batch(version: str, **said: Any) -> tuple[int, int]:
+    """Sequences and a batch's tokens where one of them, or neither, is said."""
+    workload = served(gpus="1xH100-80GB", engine_version=version, **said).plan.serving
+    return int(workload.max_sequences or 0), int(workload.max_batched_tokens or 0)
+
+
+@pytest.mark.parametrize("version", [release.tag.removeprefix("v") for release in RELEASES])
+def test_what_nobody_says_of_a_batch_is_bounded_by_what_somebody_says(version: str) -> None:
+    since = release_of(version).since
+    sequences, batch = chosen_batch(version, max_batched_tokens=128)
+    assert batch == 128
+    assert sequences == (128 if since >= (0, 10) else chosen_batch(version)[0])
+    for few, length in ((1, 512), (4, 1024), (64, 4096)):
+        usual = chosen_batch(version, max_model_len=length)[1]
+        sequences, batch = chosen_batch(version, sequences=few, max_model_len=length)
+        assert sequences == few
+        assert batch == (min(usual, few * length) if since >= (0, 12) else usual)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "tokens"),
+    [
+        ("gemma-4-26b-a4b", "0.33.0", 2496),
+        ("gemma-4-12b", "0.33.0", 2496),
+        ("gemma-4-26b-a4b", "0.20.2", 2048),
+        ("gemma-4-e4b", "0.33.0", 2048),
+        ("gemma-3-4b", "0.33.0", 2048),
+    ],
+)
+def test_a_batch_holds_an_item_that_is_read_whole(name: str, version: str, tokens: int) -> None:
+    assert served(name, gpus="2xL40S", tp=2, engine_version=version).plan.serving.max_batched_tokens == tokens
+
+
+def test_a_text_that_is_read_whole_sets_the_batch() -> None:
+    def batch(version: str) -> int | None:
+        plan = served("bge-m3", gpus="1xL4", engine_version=version, max_model_len=8192).plan
+        return plan.serving.max_batched_tokens
+
+    assert (batch("0.11.0"), batch("0.33.0")) == (8192, 8192)
 
 
 @pytest.mark.parametrize(("version", "tag"), [("0.11.0", "v0.11.0"), ("0.11.2", "v0.11.0"), ("0.6.4.post1 (V0)", "v0.6.4.post1"), (None, "v0.33.0"), ("V1 2025", "v0.11.0")])  # fmt: skip
