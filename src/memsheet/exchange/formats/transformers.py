@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem
+from memsheet.exchange.shared.allocator_env import ALLOCATOR_CONF, read_allocator_conf
+from memsheet.exchange.shared.allocator_env import SOURCE as ALLOCATOR_SOURCE
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
@@ -199,6 +201,16 @@ KEPT_INPUTS = 2
 """Of a layer of Unsloth's in sixteen bits, at the least: what its projections to heads and its MLP are given
 (unslothai/unsloth 0050c73 unsloth/kernels/fast_lora.py, LoRA_QKV and LoRA_MLP: save_for_backward).
 """
+
+
+def _read_unsloth_import(value: Any, values: Values) -> Mapping[str, Any]:
+    """Its loss, and the allocator's growing segments, which its import asks for where nobody says otherwise
+    and no server shares the card (unslothai/unsloth-zoo ce232d6 unsloth_zoo/__init__.py:271-300).
+    """
+    if value is not True:
+        return {}
+    shared = any(values.get(f"{SCRIPT}.{at}") is not None for at in (COLOCATED, ALLOCATOR_CONF))
+    return {"loss": "chunked", **({} if shared else {"allocator.expandable_segments": True})}
 
 
 def _layers_of_unsloth(asked: Values) -> Moved:
@@ -405,7 +417,8 @@ KEYS = (
         at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
         back=lambda v, _: {"attention": plan_word({"flash_attention_2": "flash", "flash_attention_3": "flash"}, v)},
     ),
-    Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
+    Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=_read_unsloth_import, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
+    Key(at=f"{SCRIPT}.{ALLOCATOR_CONF}", out=lambda _: None, back=read_allocator_conf, source=ALLOCATOR_SOURCE),
     Key(at=f"{SCRIPT}.{OWN_LAYERS}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 015bdef unsloth/models/loader.py:407, 1140"),
     Key(at=f"{SCRIPT}.{SPREADS}", out=lambda _: None, back=lambda *_: {}, source="accelerate 1.15.0 utils/modeling.py, infer_auto_device_map"),
     Key(at=f"{SCRIPT}.{ASKS_CARD}", out=lambda _: None, back=lambda *_: {}, source="torch/cuda/__init__.py, is_bf16_supported"),

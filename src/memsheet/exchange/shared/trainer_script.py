@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.allocator_env import script_allocator_key
 from memsheet.exchange.shared.built_models import BUILT, built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
@@ -136,7 +137,7 @@ def arguments_of(
         if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER))
         else {}
     )
-    beside |= _adapter_keys(module)
+    beside |= {**_adapter_keys(module), **script_allocator_key(module.tree)}
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = unsloth_keys(module, said, own)
