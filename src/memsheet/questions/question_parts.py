@@ -36,6 +36,7 @@ from memsheet.units import parse_bytes
 
 with late_functions(__name__):
     from memsheet.questions.recordings import recording_of, serving_recording_of
+    from memsheet.questions.trained_embedders import as_trained_embedder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,6 +181,7 @@ def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
     spec = _model_of_config(found, recorder)
     if task != "train" or spec.recording is not None:
         return spec
+    spec = as_trained_embedder(spec, found.values)
     from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
 
     return (

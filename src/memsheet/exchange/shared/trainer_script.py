@@ -66,6 +66,7 @@ from memsheet.exchange.shared.script_places import (
     UNSAID,
     WHOLE,
 )
+from memsheet.exchange.shared.sentence_script import sentence_keys
 from memsheet.exchange.shared.trainer_names import (
     ARGUMENTS,
     LIGER,
@@ -141,7 +142,9 @@ def arguments_of(
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = unsloth_keys(module, said, own)
-    beside |= _with_told_name(module, unsloth or _loaded_model_keys(module, own))
+    beside |= _with_told_name(
+        module, unsloth or sentence_keys(module, said) or _loaded_model_keys(module, own)
+    )
     if own.get("method"):  # whose further models the method tells
         beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
     else:
