@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from memsheet.catalog import as_released_under, canonical_index, find_model, model_names, spelling_index
+from memsheet.catalog.converted_copies import converted_config
 from memsheet.catalog.name_forms import AskedName, is_quant_tag, parse_model_name
 from memsheet.catalog.ollama_names import LATEST, OTHER_FORMS, ollama_names
 from memsheet.catalog.pipelines import generator_error, generator_kind
@@ -95,6 +96,9 @@ def bundled_entry(text: str, *, endpoint: str = "") -> Mapping[str, Any] | None:
     kept = config.get("quantization_config", {}).get("experts") if found.storage else None
     if kept:
         found = replace(found, words=f"{found.words}, experts in {kept} as in every GGUF file of it")
+    config, conversion = converted_config(asked.repo if asked else "", found.name, config)
+    if conversion:
+        found = replace(found, words=", ".join(filter(None, (conversion, found.words))))
     same = found.storage is None and not found.held
     return {
         **entry,

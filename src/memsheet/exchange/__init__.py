@@ -21,7 +21,7 @@ from memsheet.exchange.shared.file_format import AUTO, MORE, Format, Read, Value
 from memsheet.exchange.shared.named_server import NamedServer, joined_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
-from memsheet.exchange.shared.script_places import BY_NAMES, NOTEBOOK, UNSAID
+from memsheet.exchange.shared.script_places import BY_NAMES, NOTEBOOK, OF_RELEASE_5, UNSAID
 from memsheet.exchange.shared.serve_script import OTHERS, starts_servers_alone, unread_servers
 from memsheet.exchange.shared.visible_cards import given_to
 from memsheet.frozen import replace
@@ -491,9 +491,6 @@ def as_released(found: Read, version: Any) -> Read:
 DTYPE_UNKNOWN = (
     "the model's config names no dtype, and transformers 5 takes the weights' own: fp32, at its most"
 )
-
-
-OF_RELEASE_5 = ", transformers 5's default; 4 loads float32"
 
 
 def as_stored(found: Read, dtype: str | None) -> Read:

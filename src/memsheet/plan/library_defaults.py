@@ -140,6 +140,7 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("load_in_4bit", "of experts too", "unslothai/unsloth-zoo ce232d6 unsloth_zoo/temporary_patches/moe_utils_bnb4bit.py:189-245", {"quantization.experts": True}, _adapts_four_bits, follows=True),
         Default("loss", "chunked", f"{UNSLOTH}/llama.py:1465-1507", {"loss": "chunked"}),
         Default("dtype", "bfloat16", f"{UNSLOTH}/vision.py:1248-1253", {"precision.name": "bf16-pure"}, _trains_full_model),
+        Default("PYTORCH_ALLOC_CONF", "expandable_segments:True", "unslothai/unsloth-zoo ce232d6 unsloth_zoo/__init__.py:271-300", {"allocator.expandable_segments": True}),
         Default("attention", "xformers", "unslothai/unsloth 015bdef unsloth/utils/attention_dispatch.py:231-241", {"attention": "xformers"}, takes_xformers),
         Default("optim", "adamw_8bit", f"{UNSLOTH}/rl.py:3276", {"optimizer.name": "adamw_8bit", "optimizer.implementation": "bnb"}),
     ),

@@ -11,6 +11,8 @@ from memsheet.errors import InputError
 from memsheet.exchange import values_of
 from memsheet.exchange.joined_files import asked_of_answer
 from memsheet.exchange.shared.file_format import Read, Values, read_format_values
+from memsheet.exchange.shared.script_places import SCRIPT
+from memsheet.exchange.shared.sentence_script import ACCUMULATED, BATCH, TRAINS_STATES
 from memsheet.frozen import replace
 from memsheet.plan.document import plan_document
 
@@ -68,7 +70,10 @@ def _changed_keys(read: Read, before: Answer, after: Answer) -> Values:
         return {}
     differing = {at: held for at, held in new.items() if old.get(at) != held}
     differing |= {at: None for at in old.keys() - new.keys() if read.values.get(at)}
-    if any(at.startswith(NOT_IN_A_FILE) for at in differing):
+    texts = read.values.get(
+        f"{SCRIPT}.{TRAINS_STATES}"
+    )  # places of the batch count rows of several, or pieces
+    if any(at.startswith(NOT_IN_A_FILE) or (texts and at in (BATCH, ACCUMULATED)) for at in differing):
         return {}
     return {at: held for at, held in differing.items() if read.values.get(at) != held}
 

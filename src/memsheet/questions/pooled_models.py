@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.script_places import SCRIPT
+from memsheet.exchange.shared.sentence_script import TRAINS_STATES
 from memsheet.exchange.shared.stand_in_server import WHOLE_TEXTS
 from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.named_models import model_of
+from memsheet.questions.question_parts import read_named_model
 from memsheet.questions.released_embedders import is_embedder, read_at_once, without_vocabulary
+from memsheet.questions.trained_embedders import states_alone
 
 POOLS = {
     "--runner": ("pooling",),
@@ -30,6 +34,8 @@ def without_output(
     """
     if name is not None and any(read.values.get(WHOLE_TEXTS) for read in reads.values()):
         return read_at_once(model_of(name)) or name, dict(reads)
+    if name is not None and any(read.values.get(f"{SCRIPT}.{TRAINS_STATES}") for read in reads.values()):
+        return _with_states_alone(name), dict(reads)
     model = model_of(name) if name is not None and any(map(_looks_for_pooling, reads.values())) else None
     if model is None or model.head.kind != "causal_lm":
         return name, dict(reads)
@@ -37,6 +43,12 @@ def without_output(
         return model if is_embedder(model) else name, dict(reads)
     engine = next((read.request.get("engine") for read in reads.values() if _looks_for_pooling(read)), None)
     return without_vocabulary(model, engine), {at: _without_flags(read) for at, read in reads.items()}
+
+
+def _with_states_alone(name: str | ModelSpec) -> str | ModelSpec:
+    """A decoder as sentence-transformers loads and trains any: without what makes logits."""
+    model = name if isinstance(name, ModelSpec) else read_named_model(name, "train")
+    return states_alone(model, "as its script loads it") if model.head.kind == "causal_lm" else name
 
 
 def _looks_for_pooling(read: Read) -> bool:

@@ -32,6 +32,7 @@ with late_functions(__name__):
     from memsheet.plan.library_defaults import assumed_value_text, library_defaults_for, of_library
     from memsheet.questions.recordings import recording_of, serving_recording_of
     from memsheet.questions.released_embedders import embedder_as_served
+    from memsheet.questions.trained_embedders import as_trained_embedder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,6 +179,7 @@ def read_named_model(model: Any, task: str, engine: object = None) -> ModelSpec:
         return embedder_as_served(spec, engine)
     if task != "train" or spec.recording is not None:
         return spec
+    spec = as_trained_embedder(spec, found.values)
     from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
 
     return (

@@ -40,7 +40,7 @@ WHOLE = {"unsloth": {"full_finetuning": True}, "llama-factory": {"finetuning_typ
 OTHER: dict[str, Any] = {
     "seq_len": 96, "microbatch": 3, "recompute.mode": "selective", "precision.name": "bf16-master", "precision.parameters": "bf16", "loss": "fused",
     "optimizer.name": "sgd", "optimizer.implementation": "foreach", "adapter.rank": 5, "adapter.dtype": "fp32", "adapter.targets": ["q_proj"], "quantization.weights": "int8", "quantization.experts": False,
-    "precision.compute": "fp16", "offload.activations": False, "@accumulation": 3, "attention": "sdpa",
+    "precision.compute": "fp16", "offload.activations": False, "@accumulation": 3, "attention": "sdpa", "allocator.expandable_segments": False,
 }  # fmt: skip
 EACH = [(library, default) for library, own in LIBRARY_DEFAULTS.items() for default in own if default.keys]
 

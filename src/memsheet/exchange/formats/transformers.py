@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import Problem
+from memsheet.exchange.shared.allocator_env import ALLOCATOR_CONF, read_allocator_conf
+from memsheet.exchange.shared.allocator_env import SOURCE as ALLOCATOR_SOURCE
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.colocated_server import colocated_moves
 from memsheet.exchange.shared.config_commands import OF_SWIFT
@@ -52,6 +54,7 @@ from memsheet.exchange.shared.script_places import (
     UNREAD_FLAGS,
     UNSAID,
 )
+from memsheet.exchange.shared.sentence_script import TRAINS_STATES
 from memsheet.exchange.shared.trainer_names import SFT_OWN
 from memsheet.exchange.shared.trainer_script import arguments_of, without_own_fields
 from memsheet.exchange.shared.trainers import with_master
@@ -201,6 +204,16 @@ KEPT_INPUTS = 2
 """
 
 
+def _read_unsloth_import(value: Any, values: Values) -> Mapping[str, Any]:
+    """Its loss, and the allocator's growing segments, which its import asks for where nobody says otherwise
+    and no server shares the card (unslothai/unsloth-zoo ce232d6 unsloth_zoo/__init__.py:271-300).
+    """
+    if value is not True:
+        return {}
+    shared = any(values.get(f"{SCRIPT}.{at}") is not None for at in (COLOCATED, ALLOCATOR_CONF))
+    return {"loss": "chunked", **({} if shared else {"allocator.expandable_segments": True})}
+
+
 def _layers_of_unsloth(asked: Values) -> Moved:
     """Layers that run once have saved tensors of their own, fewer than the library's."""
     kept = KEPT_INPUTS * 2 * asked["@tokens"] * asked["@hidden"] * asked["@layers"]
@@ -285,6 +298,13 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield _kbit_upcast_move(asked)
     if named := values.get(f"{SCRIPT}.{WHOLE_TABLES}"):
         yield _whole_tables_move(str(named), asked)
+    if values.get(f"{SCRIPT}.{TRAINS_STATES}") == "rows" and asked.get("@saved"):
+        yield Moved(
+            at=f"{SCRIPT}.{TRAINS_STATES}",
+            why="the sheet is of two texts a row; a third, a hard negative, takes half as much again",
+            low_bytes=0,
+            high_bytes=asked["@saved"] // 2,
+        )
     if values.get(f"{SCRIPT}.unsloth") is True:
         yield _pieces_of_unsloth(values, asked)
     if values.get(f"{SCRIPT}.experts") is True and asked.get("@dequantized"):
@@ -405,7 +425,9 @@ KEYS = (
         at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
         back=lambda v, _: {"attention": plan_word({"flash_attention_2": "flash", "flash_attention_3": "flash"}, v)},
     ),
-    Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
+    Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=_read_unsloth_import, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
+    Key(at=f"{SCRIPT}.{ALLOCATOR_CONF}", out=lambda _: None, back=read_allocator_conf, source=ALLOCATOR_SOURCE),
+    Key(at=f"{SCRIPT}.{TRAINS_STATES}", out=lambda _: None, back=lambda *_: {}, source="huggingface/sentence-transformers 0aa54b9 sentence_transformers/trainer.py"),
     Key(at=f"{SCRIPT}.{OWN_LAYERS}", out=lambda _: None, back=lambda *_: {}, source="unslothai/unsloth 015bdef unsloth/models/loader.py:407, 1140"),
     Key(at=f"{SCRIPT}.{SPREADS}", out=lambda _: None, back=lambda *_: {}, source="accelerate 1.15.0 utils/modeling.py, infer_auto_device_map"),
     Key(at=f"{SCRIPT}.{ASKS_CARD}", out=lambda _: None, back=lambda *_: {}, source="torch/cuda/__init__.py, is_bf16_supported"),

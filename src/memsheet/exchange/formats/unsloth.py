@@ -11,7 +11,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange import find_format
-from memsheet.exchange.shared.allocator_env import ALLOCATOR, allocator_conf_text
+from memsheet.exchange.shared.allocator_env import ALLOCATOR, ALLOCATOR_CONF, switched_conf_text
 from memsheet.exchange.shared.file_format import Format, Values
 from memsheet.exchange.shared.script_places import OWN_LAYERS, SCRIPT
 from memsheet.exchange.shared.trainers import plain_recompute, uniform_precision_keys
@@ -55,7 +55,7 @@ def _of_the_adapter(key: str, usual: Any = None) -> Any:
 
 WRITTEN = {
     f"{SCRIPT}.model": lambda asked: asked["@model"], f"{SCRIPT}.max_length": lambda asked: asked.get("seq_len"), f"{SCRIPT}.unsloth": lambda _: True, f"{SCRIPT}.{OWN_LAYERS}": lambda _: True,
-    f"{SCRIPT}.dtype": _whole_dtype, f"{SCRIPT}.quantized": _stored_bits,
+    f"{SCRIPT}.{ALLOCATOR_CONF}": switched_conf_text, f"{SCRIPT}.dtype": _whole_dtype, f"{SCRIPT}.quantized": _stored_bits,
     f"{SCRIPT}.double_quant": lambda asked: True if _stored_bits(asked) == "nf4" else None, f"{SCRIPT}.experts": lambda asked: True if _stored_bits(asked) == "nf4" and asked.get("@experts") else None,
     f"{SCRIPT}.offload": _offloads_inputs,
     f"{SCRIPT}.lora_rank": _of_the_adapter("adapter.rank"), f"{SCRIPT}.lora_targets": _of_the_adapter("adapter.targets"),
@@ -109,8 +109,8 @@ def _call_text(name: str, arguments: Mapping[str, Any], *given: str) -> str:
 
 
 def _allocator_lines(asked: Values) -> list[str]:
-    text = allocator_conf_text(asked)
-    return ["import os", "", f'os.environ["{ALLOCATOR}"] = "{text}"', ""] if text else []
+    """The variable before the import, which sets it where nobody has."""
+    return ["import os", "", f'os.environ["{ALLOCATOR}"] = "{switched_conf_text(asked)}"', ""]
 
 
 def _compose_unsloth_script(values: Values, asked: Values) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 from memsheet.budget import Answer, Result
 from memsheet.errors import Problem
 from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.script_places import OF_RELEASE_5
 from memsheet.frozen import dataclass, field, replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.workload import Training
@@ -49,6 +51,10 @@ class Case:
 
 EVALUATES = ("eval_strategy", "evaluation_strategy")
 """When the Trainer evaluates, by its present name and the one before transformers 4.46."""
+SCALES = frozenset({"deepspeed", "accelerate"})
+"""Files that may give a run a scaler of another kind, or none."""
+RAISES = late_pattern(r"\.float\(\)|float32|fp32")
+"""What a script may raise those weights with that train."""
 TRAINERS = ("transformers", "trl")
 """Formats of transformers' arguments: TRL's are these and its own."""
 
@@ -124,3 +130,20 @@ def device_bytes(answer: Answer) -> int:
 
 def answer_fits(answer: Answer | None) -> bool:
     return answer is not None and answer.verdict is not None and answer.verdict.result is Result.FITS
+
+
+def scaled_halves(where: str, read: Read) -> Found:
+    """That a scaler of gradients is given weights in fp16. Sure of a dtype that the file says: where it says
+    none, transformers 4 loads fp32.
+    """
+    said = not any(told.endswith(OF_RELEASE_5) for told in read.assumed)
+    return Found(
+        where=where,
+        says=(
+            f"the weights that train are loaded in fp16{'' if said else ' by transformers 5'}, and the scaler "
+            'of gradients takes none in fp16: the first step ends with "Attempting to unscale FP16 gradients"'
+        ),
+        cure="load them in float32 beside fp16, or take bf16 where the card computes in it",
+        stops=said,
+        may_stop=not said,
+    )

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memsheet.exchange.mistakes.case import Case, Found, Rule
+from memsheet.exchange.mistakes.case import RAISES, SCALES, Case, Found, Rule, scaled_halves
 from memsheet.exchange.shared.file_format import KEYWORDS
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, lightning_call
 from memsheet.exchange.shared.model_casts import WIDTHS
@@ -69,6 +69,30 @@ def _unscaled_halves(module: Module, _: Case) -> Iterator[tuple[int, str, str, s
             says = "computes in fp16 and no GradScaler scales the loss: small gradients are zero"
             yield int(held[LINE]), "autocast", says, "dtype=torch.bfloat16, or a GradScaler"
             return
+
+
+def _scaled_fp16(case: Case) -> Iterator[Found]:
+    """Weights in fp16 that train in full under a scaler: torch's own, or the one that accelerate makes."""
+    for name, module in _loop_modules(case):
+        asked = case.reads[name].request
+        whole = asked.get("precision.parameters") == "fp16" and "adapter.rank" not in asked
+        if not whole or _calls_of(module, *SCALES_ITSELF, *WRAPS):
+            continue
+        if RAISES.search(case.texts[name]) or any(held.form.name in SCALES for held in case.reads.values()):
+            continue
+        steps = [held for held in _calls_of(module, "step", "unscale_") if "scaler" in held[WHOLE]]
+        torch_own = [held for held in _calls_of(module, SCALERS[0]) if held.get("enabled", True) is True]
+        accelerated = [
+            held for held in _calls_of(module, "Accelerator") if held.get("mixed_precision") == "fp16"
+        ]
+        clips = _calls_of(module, *CLIPS, "unscale_", "unscale_gradients")
+        fused = any(held.get("fused") not in (None, False) for held in _calls_of(module, "AdamW", "Adam"))
+        made = next(iter((torch_own if steps else []) or accelerated), None)
+        if made is not None and (clips or not fused):
+            yield scaled_halves(f"{name}:{made[LINE]}: {made[CLASS]}", case.reads[name])
+
+
+SCALES_ITSELF = ("initialize", "LightningModule", "Trainer", "Fabric", "get_peft_model", "fully_shard", "DeepSpeedPlugin", "FullyShardedDataParallelPlugin")  # fmt: skip
 
 
 def _scaled_clipping(module: Module, _: Case) -> Iterator[tuple[int, str, str, str]]:
@@ -188,6 +212,7 @@ def _whole_saves(module: Module, _: Case) -> Iterator[tuple[int, str, str, str]]
 _AMP = "pytorch/pytorch v2.9.0 docs/source/notes/amp_examples.rst"
 LOOPS = (
     Rule(id="fp16-without-scaler", source=f"{_AMP}: typical mixed precision training", looks=_found_in_loops(_unscaled_halves)),
+    Rule(id="scaled-fp16-loop", source="torch 2.13.0 torch/amp/grad_scaler.py:274, 418; accelerate 1.15.0 accelerator.py:566", looks=_scaled_fp16),
     Rule(id="clip-before-unscale", source=f"{_AMP}: gradient clipping", looks=_found_in_loops(_scaled_clipping)),
     Rule(id="undivided-loss", source=f"{_AMP}: gradient accumulation", looks=_found_in_loops(_undivided_loss)),
     Rule(id="kept-graphs", source="pytorch/pytorch v2.9.0 docs/source/notes/faq.rst: don't accumulate history across your training loop", looks=_found_in_loops(_kept_graphs)),

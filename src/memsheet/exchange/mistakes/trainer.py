@@ -8,7 +8,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import worst_sheet
-from memsheet.exchange.mistakes.case import EVALUATES, TRAINERS, Case, Found, Rule
+from memsheet.exchange.mistakes.case import (
+    EVALUATES,
+    RAISES,
+    SCALES,
+    TRAINERS,
+    Case,
+    Found,
+    Rule,
+    scaled_halves,
+)
 from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED
 from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
 from memsheet.patterns import late_pattern
@@ -247,6 +256,29 @@ def _spread_over_ranks(case: Case) -> Iterator[Found]:
             )
 
 
+def _scaled_halves(case: Case) -> Iterator[Found]:
+    """A whole model that is loaded in fp16 and trained with the Trainer's fp16, whose scaler takes gradients
+    in fp32 alone. DeepSpeed and FSDP scale by themselves; adapters are fp32 beside such a base.
+    """
+    beside = any(read.form.name in SCALES for read in case.reads.values())
+    for name, read in case.of(_ARGUMENTS, "trl"):
+        values = read.values
+        clipped = values.get("max_grad_norm", 1.0)
+        if (
+            values.get("fp16") is True
+            and read.request.get("precision.parameters") == "fp16"
+            and not ADAPTS & read.request.keys()
+            and not any(map(values.get, ("deepspeed", "fsdp", f"{SCRIPT}.unsloth")))
+            and not (beside or case.request.get("zero") or RAISES.search(case.texts.get(name, "")))
+            and isinstance(clipped, int | float)
+            and clipped > 0
+        ):
+            yield scaled_halves(f"{name}: fp16", read)
+
+
+ADAPTS = frozenset({"adapter.rank", "adapter.kind"})
+
+
 BYPASS = "ACCELERATE_BYPASS_DEVICE_MAP"
 ONE_VISIBLE = late_pattern(
     r"--gpus-per-task|--gpu-bind|CUDA_VISIBLE_DEVICES\S{0,4}=\S{0,4}(?:SLURM_LOCALID|LOCAL_RANK)"
@@ -398,6 +430,7 @@ TRAINER = (
     Rule(id="label-smoothing", source=f"{_T} trainer_pt_utils.py:449-480", looks=_label_smoothing_copies),
     Rule(id="recomputes-twice", source=f"{_T} trainer.py:879-884; huggingface/transformers pull request 25771 (4.34)", looks=_recomputes_twice),
     Rule(id="spread-over-ranks", source=f"{_A} accelerator.py:1471-1481, 1814-1822, 4350; from accelerate 0.22 on", looks=_spread_over_ranks),
+    Rule(id="scaled-fp16", source=f"{_T} trainer.py:1930, 2779; {_A} accelerator.py:566, 2946; torch 2.13.0 torch/amp/grad_scaler.py:274", looks=_scaled_halves),
     Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_kv_cache_with_recompute),
     Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reentrant_checkpointing),
     Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised_ram_loading),

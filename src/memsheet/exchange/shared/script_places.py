@@ -67,3 +67,5 @@ trainer.py:2666-2672, training_args.py, _setup_devices).
 """
 CARD = "@card_bytes"
 """What a share of the card is of, in the place of its bytes."""
+OF_RELEASE_5 = ", transformers 5's default; 4 loads float32"
+"""How a dtype ends in words that the release decides which a script does not say."""

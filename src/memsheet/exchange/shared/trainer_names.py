@@ -40,7 +40,7 @@ METHODS = {
         "BCO",
     )
 }
-ARGUMENTS = (
+ARGUMENTS = ("SentenceTransformerTrainingArguments",
     "TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments", SFT, *METHODS,
 )  # fmt: skip
 """transformers 5.23 training_args.py, training_args_seq2seq.py; huggingface/trl 016013e

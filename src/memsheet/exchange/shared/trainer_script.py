@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.exchange.shared.allocator_env import script_allocator_key
 from memsheet.exchange.shared.built_models import BUILT, built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
@@ -65,6 +66,7 @@ from memsheet.exchange.shared.script_places import (
     UNSAID,
     WHOLE,
 )
+from memsheet.exchange.shared.sentence_script import sentence_keys
 from memsheet.exchange.shared.trainer_names import (
     ARGUMENTS,
     LIGER,
@@ -136,11 +138,13 @@ def arguments_of(
         if any(held.get(OWN_LOSS, True) is True for held in named_calls(module, LIGER))
         else {}
     )
-    beside |= _adapter_keys(module)
+    beside |= {**_adapter_keys(module), **script_allocator_key(module.tree)}
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = unsloth_keys(module, said, own)
-    beside |= _with_told_name(module, unsloth or _loaded_model_keys(module, own))
+    beside |= _with_told_name(
+        module, unsloth or sentence_keys(module, said) or _loaded_model_keys(module, own)
+    )
     if own.get("method"):  # whose further models the method tells
         beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
     else:

@@ -65,7 +65,7 @@ def unsloth_keys(module: Module, said: dict[str, Any], own: dict[str, Any]) -> d
     )
     length = next((held for held in asked if held is not None), UNSET)
     own["max_length"] = length
-    made = {"unsloth": True, **model_name_key(module, load, ("0", "model_name")), **unsloth_bits(load)}
+    made = {"unsloth": True, **_loaded_copy(module, load), **unsloth_bits(load)}
     if OF_LAYERS.search(load[WHOLE]):
         made[OWN_LAYERS] = True
     if (share := unsloth_colocated_share(load)) is not None:
@@ -79,6 +79,23 @@ def unsloth_keys(module: Module, said: dict[str, Any], own: dict[str, Any]) -> d
         **made,
         **(with_open_branch(LORA, _unsloth_adapter(trained), trained) if trained is not None else {}),
     }
+
+
+def _loaded_copy(module: Module, load: Mapping[str, Any]) -> dict[str, Any]:
+    """The model that Unsloth loads: its own copy of what is named, where that one has other layers."""
+    found = model_name_key(module, load, ("0", "model_name"))
+    copy = UNSLOTH_COPIES.get(str(found.get("model")).lower())
+    return {**found, "model": copy} if copy else found
+
+
+UNSLOTH_COPIES = {
+    "microsoft/phi-4": "unsloth/phi-4",
+    "microsoft/phi-3.5-mini-instruct": "unsloth/Phi-3.5-mini-instruct",
+    "microsoft/phi-3-medium-4k-instruct": "unsloth/Phi-3-medium-4k-instruct",
+}
+"""What it loads in place of a release, in lower case, as far as the copy was converted (unslothai/unsloth
+015bdef unsloth/models/mapper.py:199-201, 322-325, 636-640; loader.py takes it in 4 and in 16 bits).
+"""
 
 
 def unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:

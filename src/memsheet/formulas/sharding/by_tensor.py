@@ -112,7 +112,11 @@ def _state_on_device(
         at_step=_at_step(how, shards, gradients, plan, engine),
         gradients=EMPTY if plan.optimizer_in_backward else gradients,
         ranges=unsynced,
-        notes=(*_training_step_notes(plan, engine, unsynced), *how.notes(model)),
+        notes=(
+            *_training_step_notes(plan, engine, unsynced),
+            *how.notes(model),
+            *how.padding_notes(parameters, plan),
+        ),
         host=Host(pinned=stage.hosted()),
         paged=0 if plan.offload.optimizer else paged_states(shards, plan),
     )

@@ -63,3 +63,4 @@ class Division:
     raises_gradients: bool = False
     keeps_reduced: bool = False
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
+    padding_notes: Callable[[tuple[Held, ...], Plan], tuple[str, ...]] = lambda *_: ()

@@ -548,6 +548,30 @@ def _grouping_notes(model: ModelSpec) -> tuple[str, ...]:
     return (*wrapping_notes(model), *((said,) if said else ()))
 
 
+def _padding_notes(parameters: tuple[Held, ...], plan: Plan) -> tuple[str, ...]:
+    """That a tensor with fewer rows than there are ranks is gathered at as many rows as ranks, where this
+    is more than the others are in all (_fsdp_param.py:298-320, 616-628).
+    """
+    ranks = plan.mesh.sharded
+    if not isinstance(ranks, int) or not plan.zero:
+        return ()
+    short = [held for held in parameters if isinstance(held.shape[0], int) and 1 < held.shape[0] < ranks]
+    whole, padded = (
+        sum(int(size(held)) * int(held.times) for held in short)
+        for size in (lambda held: held.elements, lambda held: dim0_gathered(held.shape, ranks))
+    )
+    if padded - whole <= sum(int(held.elements) * int(held.times) for held in parameters):
+        return ()
+    widest = max(short, key=lambda held: int(held.elements))
+    rows = int(widest.shape[0])
+    told = (
+        f"fully_shard divides a tensor's first dimension alone: {module_of(widest.path)} has {rows} there, "
+        f"of which {ranks:,} ranks gather {ranks:,}, {ranks / rows:,.1f} times the tensor; {rows} ranks are "
+        "the most that divide it (--dp-replicate for the rest), and other engines divide every element"
+    )
+    return (told,)
+
+
 ALGORITHM = algorithm_by_tensor(
     Division(
         overhead=_engine_overhead,
@@ -560,6 +584,7 @@ ALGORITHM = algorithm_by_tensor(
         root_weights=root_group_tensors,
         beside_gradients=gradients_beside_layers,
         notes=_grouping_notes,
+        padding_notes=_padding_notes,
     ),
     Traffic(copies_gathered=True),  # _fsdp_collectives.py, split_with_sizes_copy
 )

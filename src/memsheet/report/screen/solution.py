@@ -61,8 +61,21 @@ def _solution_sections(solution: Solution, look: Look, curves: tuple[Curve, ...]
     if assumed := (*solution.assumed, *shown.assumed):
         yield labelled_row("Assumed", "bold", map(one_line, assumed), look, between="; ")
     yield labelled_row("Looked at", "bold", (f"{solution.values}; {_tried_values(solution)}",), look)
-    if notes := (*solution.notes, *_skipped_value_notes(solution), *_curve_notes(curves)):
+    if notes := (
+        *solution.notes,
+        *_refusing_notes(solution),
+        *_skipped_value_notes(solution),
+        *_curve_notes(curves),
+    ):
         yield labelled_row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+
+
+def _refusing_notes(solution: Solution) -> tuple[str, ...]:
+    """What the deciding rank's sheet says of itself, where nothing fits."""
+    shown = solution.shown
+    if solution.result is not Result.DOES_NOT_FIT:
+        return ()
+    return next((sheet.notes for sheet in shown.sheets if sheet.rank == shown.verdict.rank), ())
 
 
 def _as_solved(way: WayToFit, solution: Solution, look: Look) -> WayToFit:

@@ -10,6 +10,7 @@ from typing import Any
 from memsheet.budget import WayToFit
 from memsheet.errors import InputError
 from memsheet.plan.device import ONE_NODE
+from memsheet.plan.engine_registry import searched_engines
 from memsheet.plan.plan import Plan
 from memsheet.search.fitting_edges import first_edge
 from memsheet.search.fixes.ways_to_fit import Edits, adapter_edits, recomputed_edits
@@ -25,7 +26,11 @@ def fewer_ways(
     """The mildest change of each kind that fits within the first of ``limits`` that any fits in.
     ``per_node``: GPUs of a node, as the question says.
     """
-    kinds = ((("", {}), *recomputed_edits(request)), adapter_edits(request, plan))
+    kinds = (
+        (("", {}), *recomputed_edits(request)),
+        tuple(_engine_edits(request, plan)),
+        adapter_edits(request, plan),
+    )
     for kind in kinds:
         within = (
             _way_on_fewest_gpus(words, edits, clusters, limit, per_node)
@@ -35,6 +40,15 @@ def fewer_ways(
         found = next((way for way in within if way is not None), None)
         if found is not None:
             yield found
+
+
+def _engine_edits(request: Mapping[str, Any], plan: Plan) -> Iterator[tuple[str, Edits]]:
+    """The other engines that plans are searched of, where the question names one: they divide otherwise."""
+    if request.get("engine") != plan.engine:
+        return
+    for name in searched_engines():
+        if name != plan.engine:
+            yield f"engine {name}", {"engine": name}
 
 
 def _way_on_fewest_gpus(

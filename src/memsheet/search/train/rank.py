@@ -303,10 +303,12 @@ def fastest_fitting_plans(
 ) -> list[Planned]:
     """The fastest plans that fit when they are accounted by themselves, none beside one that is both faster
     and smaller; of those whose times cannot be told apart, the simplest first. One that keeps states on the
-    host comes first only where it is faster beyond doubt. ``known``: seconds from which on others may come
-    between.
+    host comes first only where it is faster beyond doubt. Where no step is timed: the simplest. ``known``:
+    seconds from which on others may come between.
     """
     kept = [one for one in pareto_optimal_rows(timed) if one[0] < known]
+    if not kept and known == np.inf:
+        return _simplest_fitting_plans(timed, cluster, top)
     best = min((float(s) for s, *_ in kept), default=0.0)
     pairs = (
         (
@@ -326,6 +328,38 @@ def fastest_fitting_plans(
         if len(found) == top:
             break
     return [one for one in found if not any(plan_dominates(other, one) for other in found)]
+
+
+def _simplest_fitting_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
+    """Plans that fit and whose steps are not timed, by ``plan_effort_key``: of those that ask the same the
+    smallest, and each further one smaller than those before it.
+    """
+    found = list[Planned]()
+    lowest: float = np.inf
+    for _, size, number, row in _smallest_rows_by_effort(timed):
+        if size >= lowest:
+            continue
+        planned = timed[number].planned(cluster, row)
+        need = planned.verdict.device.value
+        if planned.verdict.result is Result.FITS and need < lowest:
+            found, lowest = [*found, planned], need
+        if len(found) == top:
+            break
+    return found
+
+
+def _smallest_rows_by_effort(timed: list[Timed]) -> list[tuple[tuple[int, ...], int, int, int]]:
+    """Of the plans that fit, the smallest of each effort of a stratum, the least effort first: (effort,
+    bytes, stratum, row).
+    """
+    best: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, ...], int, int, int]] = {}
+    for number, one in enumerate(timed):
+        sizes, choice = np.asarray(one.graded.device.value), _choice_of(one)
+        for row in map(int, one.fit):
+            effort = plan_effort_key(choice, one.counts(row))
+            found = (effort, int(sizes[row]), number, row)
+            best[number, effort] = min(best.get((number, effort), found), found)
+    return sorted(best.values())
 
 
 def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:

@@ -28,11 +28,14 @@ Scaled = Callable[[str], Efficiency | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan that was accounted and timed. ``time`` is None where a step is not timed."""
+    """A plan that was accounted and timed. ``time`` is None where a step is not timed, and ``untimed_reason``
+    says why.
+    """
 
     request: Request
     tried: Tried
     time: StepTime | None
+    untimed_reason: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -62,9 +65,14 @@ def planned_of(
     tried = account_trial(0, question, replays=True, decides=True)
     try:
         time = step_time(model, tried.plan, cluster, efficiency=efficiency)
-    except InputError:
-        time = None
+    except InputError as error:
+        return Planned(request=request, tried=tried, time=None, untimed_reason=_value_with_reason(error))
     return Planned(request=request, tried=tried, time=time)
+
+
+def _value_with_reason(error: InputError) -> str:
+    first = error.problems[0]
+    return f"{first.field} = {first.value} {first.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -84,7 +84,7 @@ def test_a_notebook_of_unsloth_on_a_t4_has_memory_by_its_tokens(tmp_path: Path) 
         ("A100-80GB", {}),
         ("T4", {"cls": "FastModel"}),
         ("T4", {"load": ", load_in_8bit=True"}),
-        ("T4", {"model": "microsoft/phi-4"}),
+        ("T4", {"model": "microsoft/Phi-4-mini-instruct"}),
     ],
 )
 def test_unsloth_runs_the_librarys_attention_elsewhere(
@@ -93,6 +93,48 @@ def test_unsloth_runs_the_librarys_attention_elsewhere(
     found = notebook(tmp_path, card, **more)
     assert found.answer is not None
     assert found.answer.plan.attention.value == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("unsloth/Phi-4", "llama"),
+        ("unsloth/phi-4-unsloth-bnb-4bit", "llama"),
+        ("microsoft/phi-4", "llama"),
+        ("unsloth/Phi-3.5-mini-instruct", "llama"),
+        ("unsloth/Phi-3-medium-4k-instruct-bnb-4bit", "mistral"),
+    ],
+)
+def test_copies_that_unsloth_converted_have_projections_apart(
+    model: str, family: str, tmp_path: Path
+) -> None:
+    """Adapters stand on all seven of a layer, and its own attention runs."""
+    found = notebook(tmp_path, "T4", model=model)
+    assert found.answer is not None
+    assert found.answer.model.model_type == family
+    assert found.answer.plan.attention.value == "xformers"
+    assert found.answer.plan.adapter is not None
+    assert {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"} <= set(found.answer.plan.adapter.targets)
+    assert any(f"converted to {family}" in one for one in found.answer.assumed)
+    whole = memsheet.train("microsoft/phi-4", seq_len=64).model
+    assert whole.model_type == "phi3"  # as it was released
+
+
+@pytest.mark.parametrize(
+    ("line", "grows"),
+    [
+        ("", True),
+        ('os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:128"', False),
+        ('os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")', True),
+    ],
+)
+def test_unsloths_import_asks_for_growing_segments_where_nobody_says(
+    line: str, grows: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(f"import os\n{line}\n{NOTEBOOK.format(**USUAL)}")
+    found = memsheet.check(tmp_path / "train.py", gpus="1xRTX4090")
+    assert found.answer is not None
+    assert found.answer.plan.expandable_segments is grows
 
 
 @pytest.mark.parametrize(("cls", "open_"), [("FastLanguageModel", True), ("FastModel", False)])

@@ -16,18 +16,26 @@ from memsheet.catalog import find_device, model_names
 from memsheet.cli import main
 from memsheet.errors import InputError, input_error
 from memsheet.formulas.step_time import quick_s
+from memsheet.frozen import replace
 from memsheet.plan.device import cluster_of
 from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.report.shared.plans.words import plan_command
 from memsheet.search.train.grid import account_plan_grid, result_masks
-from memsheet.search.train.rank import HOST_DOUBT, plan_effort_key, plan_offloads, rank_training_plans
+from memsheet.search.train.rank import (
+    HOST_DOUBT,
+    plan_effort_key,
+    plan_offloads,
+    rank_training_plans,
+    search_engines,
+)
 from memsheet.search.train.space import space_of
 from memsheet.search.train.timed import APART, planned_of
 
 TINY = read_model("llama-tiny", catalog=catalog_entry, names=model_names())
 FOUR = cluster_of(find_device("A100-80GB"), 4)
 ASKED = {"seq_len": 512, "global_batch": 8}
+COUNTED = ("tp", "cp", "ep", "dp_replicate", "dp_shard")
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +142,42 @@ def test_a_card_whose_rate_nobody_knows_is_still_searched(capsys, monkeypatch):
     assert main(asked) == 0
     assert "inf" not in (text := capsys.readouterr().out)
     assert "not timed" in text
+    assert text.startswith("SIMPLEST PLAN")
     assert main([*asked, "--json"]) == 0
     assert "Infinity" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [3.0, 4.0, 8.0, 80.0])
+def test_where_no_step_is_timed_the_plan_that_asks_least_comes_first(size):
+    """Whatever fits: never a plan on the host's memory, or of another optimizer, beside one without."""
+    device = find_device("A10G")  # its rates are on no datasheet that was read
+    bytes_of_card = int(size * 2**30)
+    card = replace(
+        device,
+        framework_bytes=bytes_of_card,
+        framework_low_bytes=bytes_of_card,
+        framework_high_bytes=bytes_of_card,
+    )
+    cluster = cluster_of(card, 4)
+    searched = search_engines(TINY, cluster, ASKED, ("fsdp2", "deepspeed"), lambda _: None)
+    found = rank_training_plans(TINY, cluster, ASKED, (), top=5, searched=searched)
+    efforts = [
+        (plan_effort_key({**one.stratum.request, "engine": one.engine}, one.counts(row)), one, row)
+        for one in searched.timed
+        for row in map(int, one.fit)
+    ]
+    assert efforts, "a card on which nothing fits tests nothing"
+    assert all(planned.time is None and planned.untimed_reason for planned in found.plans)
+    shown = [
+        plan_effort_key(planned.request, {axis: planned.request[f"mesh.{axis}"] for axis in COUNTED})
+        for planned in found.plans
+    ]
+    assert shown == sorted(shown)
+    sizes = [planned.verdict.device.value for planned in found.plans]
+    assert sizes == sorted(set(sizes), reverse=True)
+    for effort, one, row in efforts:  # what asks less than the first one does not fit once its step is played
+        if effort < shown[0]:
+            assert one.planned(cluster, row).verdict.result is not Result.FITS
 
 
 def test_the_command_that_is_shown_asks_for_that_plan(tiny, capsys):

@@ -39,13 +39,14 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         and again.layers is None
         and not again.by_layers
     )
+    stored = plan.quantization.weights.name if plan.quantization is not None else ""
     reasons = [
         ("attention", plan.attention.value, "beside pictures is not modelled", plan.attention is not AttentionKind.SDPA, "sdpa"),
         ("recompute.mode", again.mode.value, "of some layers or modules is not modelled beside pictures", not whole, "none or full"),
         ("adapter.targets", reached, "are in the tower too, which is not modelled beside pictures", bool(reached), "the language model's alone"),
         ("adapter.full_modules", full, "beside pictures is not modelled", bool(full), alone),
         ("offload.activations", True, "beside pictures is not modelled", plan.offload.activations, alone),
-        ("quantization.weights", "", "beside pictures is not modelled", plan.quantization is not None, alone),
+        ("image_tokens", plan.training.image_tokens, f"beside quantization.weights = {stored} is not modelled", bool(stored), "0: the sheet is then of the text alone"),
         ("loss", plan.loss.value, "beside pictures is not modelled", plan.loss is not Loss.PLAIN, "plain"),
         ("dropout", plan.dropout, "beside pictures is not modelled", plan.dropout > 0, alone),
         ("model", spec.name, f"merges {patches_per_token(spec)} patches; modelled: {MERGED_PATCHES}", patches_per_token(spec) != MERGED_PATCHES, "spatial_merge_size 2"),

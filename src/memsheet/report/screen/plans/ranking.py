@@ -62,7 +62,9 @@ def _ranking_sections(advice: Advice, look: Look, tokens: int | None) -> Iterato
     yield command_row("Run", plan_command(ranking, best), look)
     if ranking.plans:
         yield _plan_ranking_table(ranking, look)
-        if sum(map(ranking.equals, ranking.plans)) > 1:
+        if best.time is None:
+            yield _advice_paragraph((UNTIMED.format(reason=best.untimed_reason),), look)
+        elif sum(map(ranking.equals, ranking.plans)) > 1:
             yield _advice_paragraph((EQUALS,), look)
     if ranking.unsure:
         yield _unsure_table(ranking, look)
@@ -113,7 +115,8 @@ def best_plan_headline(ranking: Ranking, best: Planned, look: Look) -> tuple[str
             return "UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host)
         return "NOTHING FITS", "bold red", (least, *said[1:], *host)
     host = (host_words(best.host_bytes, ranking.cluster.per_node, look),) if best.host_bytes else ()
-    return "BEST PLAN", "bold green", (*_step_time_phrases(best), *said, *host)
+    found = "BEST PLAN" if best.time is not None else "SIMPLEST PLAN"
+    return found, "bold green", (*_step_time_phrases(best), *said, *host)
 
 
 def host_words(size: int, ranks: int, look: Look) -> str:
@@ -184,6 +187,10 @@ def ranking_rows(ranking: Ranking, look: Look) -> Iterator[tuple[str, ...]]:
 
 
 EQUALS = "= times that cannot be told apart: of these plans the simplest is named first"
+UNTIMED = (
+    "No step is timed here ({reason}): the plan that asks least of whoever runs it comes first, and each "
+    "further one is smaller"
+)
 
 
 def _plan_ranking_table(ranking: Ranking, look: Look) -> RenderableType:

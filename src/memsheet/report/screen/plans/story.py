@@ -57,7 +57,7 @@ def story_table(advice: Advice, look: Look) -> RenderableType:
         best = advice.ranking.plans[0]
         saves = int(advice.story[-1].device.value) - int(best.verdict.device.value)
         table.add_row(
-            "The best of all",
+            "The best of all" if best.time else "The simplest of all",
             plan_summary(best),
             look.cell(int(best.verdict.device.value)),
             _signed_step_saving(saves, look),
