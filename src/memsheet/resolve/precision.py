@@ -166,6 +166,7 @@ def _check_served_in(
             found.compute.name,
             reason,
             f"leave the precision out, and it takes {other}" if asked else other,
+            refused=True,
         )
 
 
