@@ -143,7 +143,9 @@ def format_problems(plan: Plan, device: Device | None, model: ModelSpec | None =
     taken = [one.dtypes for one in needs if one.dtypes and plan.precision.compute not in one.dtypes]
     if taken:
         takes = " or ".join(dtype.name for dtype in min(taken, key=len))
-        reason = f"is multiplied in {takes} by {engine.name}, and {plan.precision.compute.name} is computed in"
+        reason = (
+            f"is multiplied in {takes} by {engine.name}, and {plan.precision.compute.name} is computed in"
+        )
         hint = f"compute in {takes}, where the card and the model have it, or leave the format out"
         yield Problem(field="quantization.weights", value=name, reason=reason, hint=hint, refused=True)
 
