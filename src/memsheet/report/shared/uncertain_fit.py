@@ -46,13 +46,18 @@ def types_notes(verdict: Verdict | None, sheets: tuple[Sheet, ...]) -> tuple[str
 
 
 def beside_segments(verdict: Verdict | None, sheet: Sheet, cluster: Cluster | None) -> Bytes | None:
-    """What a job needs beside the allocator's slack, where that is sure to fit and the expected need is above
-    the card; None elsewhere.
+    """What a job needs with no more of the allocator's slack than is its least, where that is sure to fit and
+    the expected need is above the card, or where most of what is too much is slack; None elsewhere.
     """
-    if verdict is None or cluster is None or verdict.result is not Result.UNCERTAIN or verdict.no_most:
+    if verdict is None or cluster is None or verdict.no_most or verdict.host_short_bytes:
         return None
-    room, need = budget_of(cluster).low_bytes, sheet.beside(Component.ALLOCATOR_SLACK)
-    return need if need.high <= room < verdict.device.value else None
+    budget, expected = budget_of(cluster), verdict.device.value
+    kept = sheet.of(Component.ALLOCATOR_SLACK, instant=sheet.peak_instant).low
+    need = sheet.beside(Component.ALLOCATOR_SLACK) + Bytes.exact(kept)
+    if verdict.result is Result.UNCERTAIN:
+        return need if need.high <= budget.low_bytes < expected else None
+    over = need.value - budget.capacity_bytes
+    return need if verdict.result is Result.DOES_NOT_FIT and 0 < over < expected - need.value else None
 
 
 def segment_notes(
