@@ -345,7 +345,14 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
         ):
             continue
         elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
-            yield f"{at} {value}"
+            decides = value in _deciding_words(read, at)
+            if not decides or not _is_flag_given(read, at, given):
+                yield f"{at} {value}{_flag_hint(read, at, 4096) if decides else ''}"
+
+
+def _deciding_words(read: Read, at: str) -> tuple[Any, ...]:
+    """What of a key says that the engine decides."""
+    return next((row.decides for row in read.form.keys if row.at == at), ())
 
 
 STEP_FLAGS = (
