@@ -283,12 +283,17 @@ def tensors_fit(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
 
 def verdict_with_extra_bytes(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:
     """The verdict where from ``low_bytes`` (negative: saved) to ``high_bytes`` more are on each card than on
-    its sheet.
+    its sheet; where that is nothing, the verdict as it is, whatever card it was judged on.
     """
     budget = budget_of(cluster)
-    over = verdict.result is Result.FITS and verdict.device.high + high_bytes > budget.low_bytes
+    over = (
+        verdict.result is Result.FITS
+        and high_bytes > 0
+        and verdict.device.high + high_bytes > budget.low_bytes
+    )
     under = (
         verdict.result is Result.DOES_NOT_FIT
+        and low_bytes < 0
         and not verdict.host_short_bytes
         and verdict.device.low + low_bytes <= budget.high_bytes
     )

@@ -58,6 +58,13 @@ class InputError(ValueError):
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__(self.problems)
 
+    @property
+    def refused(self) -> bool:
+        """Whether the engine stops at every problem, so that the job is as sure not to run as one that does
+        not fit.
+        """
+        return bool(self.problems) and all(problem.refused for problem in self.problems)
+
     def __str__(self) -> str:
         """Put into words where it is shown: a search raises hundreds that are only counted."""
         return "\n".join([*map(str, self.problems[:MOST_SHOWN]), *more_than_shown(len(self.problems))])

@@ -29,18 +29,21 @@ def explain_input(error: InputError, *, json: bool = False) -> int:
     """Every problem on its own line, each with its hint; ``json``: as an object on stdout too, where a
     program reads.
     """
+    from memsheet.report.shared.exit_codes import refusal_exit_code
+
+    kind, code = refusal_exit_code(error)
     if json:
-        _write_json("bad input", BAD_INPUT, error.problems)
-    count = len(error.problems)
+        _write_json(kind, code, error.problems)
+    count, says = len(error.problems), "memsheet: DOES NOT START  " if error.refused else "memsheet: "
     if count > 1:
-        _print_stderr(f"memsheet: {count} problems")
+        _print_stderr(f"{says}{count} problems")
     for problem in error.problems[:MOST_SHOWN]:
-        _print_stderr(("  " if count > 1 else "memsheet: ") + _problem_line(problem))
+        _print_stderr(("  " if count > 1 else says) + _problem_line(problem))
         if problem.hint:
             _print_stderr(f"  hint: {problem.hint}" if count == 1 else f"    hint: {problem.hint}")
     for line in more_than_shown(count):
         _print_stderr(f"  {line}")
-    return BAD_INPUT
+    return code
 
 
 def _problem_line(problem: Problem) -> str:

@@ -19,6 +19,7 @@ from memsheet.exchange.shared.moved_states import (
     moves_states,
     moves_weights_of_server,
 )
+from memsheet.exchange.shared.preference_methods import preferences_of
 from memsheet.exchange.shared.script_places import (
     ABSENT,
     FURTHER_TRAININGS,
@@ -213,7 +214,7 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
         return _least_of_server(answer, sheet, touched)
     if not moves_states(touched):
         return int(sheet.of(*STATES, Component.CONTEXT, instant=Instant.LOAD).low)
-    if all(key == OPEN_VOCABULARY or not moves_states([key]) for key in touched):
+    if all(key in OF_TABLES or not moves_states([key]) for key in touched):
         return _without_tables(answer, sheet)
     if freezes_weights(touched):
         return int(sheet.of(Component.PARAMETERS, Component.CONTEXT, instant=Instant.LOAD).low)
@@ -223,6 +224,8 @@ def least_of(answer: Answer, keys: Iterable[str]) -> int:
 
 
 OPEN_VOCABULARY = "$.vocabulary"
+OF_TABLES = (OPEN_VOCABULARY, f"{SCRIPT}.labels")
+"""What leaves open how large the tables of words and the head are, and no layer."""
 
 
 def _without_tables(answer: Answer, sheet: Sheet) -> int:
@@ -358,10 +361,19 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
         elif value in (NO_PROMPT, TOKENIZERS):
             if not _is_flag_given(read, at, given):
                 yield f"{at} {value}{_flag_hint(read, at, 1024)}"
-        elif at == NOT_READ and value == ABSENT and result is Result.FITS and _says_its_step(read):
+        elif (at == OF_METHOD and result is Result.FITS and _adds_nothing(value)) or (
+            at == NOT_READ and value == ABSENT and result is Result.FITS and _says_its_step(read)
+        ):
             continue
         elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
-            yield f"{at} {value}"
+            decides = value in _deciding_words(read, at)
+            if not decides or not _is_flag_given(read, at, given):
+                yield f"{at} {value}{_flag_hint(read, at, 4096) if decides else ''}"
+
+
+def _deciding_words(read: Read, at: str) -> tuple[Any, ...]:
+    """What of a key says that the engine decides."""
+    return next((row.decides for row in read.form.keys if row.at == at), ())
 
 
 STEP_FLAGS = (
@@ -370,13 +382,21 @@ STEP_FLAGS = (
     frozenset({"bf16", "fp16", "dtype", "torch_dtype"}),
 )
 """Of each one, by the Trainer's names and its examples': a step's rows, their length, its precision."""
-NOT_READ = f"{SCRIPT}.{OWN_SCRIPT}"
+NOT_READ, OF_METHOD = f"{SCRIPT}.{OWN_SCRIPT}", f"{SCRIPT}.method"
 ADDS = late_pattern(
     r"(?:^|_)(?:vision|image|images|video|audio|mm|tower|projector|reward|ref|teacher|critic|value_model|ema|lora|adapter|target_modules|moe|experts"
     r"|draft|mtp|memory_tokens)(?:_|$)",
     re.IGNORECASE,
 )  # fmt: skip
 """In the names of flags of people's own: models beside the one that trains, and what trains with it."""
+
+
+def _adds_nothing(method: Any) -> bool:
+    """Whether a method has no more than its rows, which are counted, and one score of each in place of logits
+    (huggingface/trl f2cd577 trl/trainer/reward_trainer.py, compute_loss).
+    """
+    found = preferences_of(method)
+    return found is not None and found.scored and not found.reference and not found.beside
 
 
 def _says_its_step(read: Read) -> bool:

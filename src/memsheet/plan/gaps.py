@@ -28,8 +28,9 @@ class RequestResolver:
             self.assumed.append(f"{key} = {_assumed_value(default)}")
         return default
 
-    def wrong(self, key: str, value: object, reason: str, hint: str = "") -> None:
-        self.problems.append(Problem(field=key, value=value, reason=reason, hint=hint))
+    def wrong(self, key: str, value: object, reason: str, hint: str = "", *, refused: bool = False) -> None:
+        """``refused``: the engine stops at it, too."""
+        self.problems.append(Problem(field=key, value=value, reason=reason, hint=hint, refused=refused))
 
     def is_wrong(self, key: str) -> bool:
         """Whether something was wrong with a key so far."""

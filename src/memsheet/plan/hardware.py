@@ -12,6 +12,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import PAGED_SERVER, engine_of, find_engine
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan
+from memsheet.plan.server_limits import ASKED, FormatNeeds
 
 FLASH_UNITS = (8, 0)
 """FlashAttention-2 needs Ampere, compute capability 8.0 (Dao-AILab/flash-attention README)."""
@@ -40,8 +41,10 @@ def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = 
             value="fp8",
             reason=words,
             hint=f"--kv-dtype {other}, or a card from Ada and Hopper on",
+            refused=True,
         )
     yield from _too_old(plan, engine, device)
+    yield from format_problems(plan, device, model)
     if plan.attention in (AttentionKind.FLASH, AttentionKind.CUDNN) and not engine.limits.own_kernels:
         yield from _flash_attention_problems(plan, engine, device)
     if (
@@ -121,6 +124,64 @@ def _knows_overflow(engine: Engine, version: str | None) -> bool:
     return since is not None and version_of(version) >= since
 
 
+def format_problems(plan: Plan, device: Device | None, model: ModelSpec | None = None) -> Iterator[Problem]:
+    """Weights of a format that a server does not read on a card (any where it is None), or into what the plan
+    computes in.
+    """
+    if plan.quantization is None:
+        return
+    engine, name = engine_of(plan), plan.quantization.weights.name
+    needs = list(_needs_of_format(plan, engine, model))
+    units = max((one.units for one in needs), default=(0, 0))
+    if device is not None and is_older_device(device, units):
+        reason = (
+            f"needs compute capability {units[0]}.{units[1]} in {engine.name}; {device.name} has "
+            f"{device.compute_capability}"
+        )
+        hint = _other_formats(plan, device, engine)
+        yield Problem(field="quantization.weights", value=name, reason=reason, hint=hint, refused=True)
+    taken = [one.dtypes for one in needs if one.dtypes and plan.precision.compute not in one.dtypes]
+    if taken:
+        takes = " or ".join(dtype.name for dtype in min(taken, key=len))
+        reason = (
+            f"is multiplied in {takes} by {engine.name}, and {plan.precision.compute.name} is computed in"
+        )
+        hint = f"compute in {takes}, where the card and the model have it, or leave the format out"
+        yield Problem(field="quantization.weights", value=name, reason=reason, hint=hint, refused=True)
+
+
+def _needs_of_format(plan: Plan, engine: Engine, model: ModelSpec | None) -> Iterator[FormatNeeds]:
+    """The rows that hold for a plan's format: the checkpoint's own method where it is stored so."""
+    name = plan.quantization.weights.name if plan.quantization is not None else ""
+    stored = model.quantization if model is not None else None
+    method = stored.method if stored is not None and stored.weights == name else ASKED
+    version = version_of(plan.engine_version)
+    for one in engine.limits.format_needs:
+        applies = name in one.weights and (not one.methods or method in one.methods)
+        if applies and (one.before is None or version < one.before):
+            yield one
+
+
+def _other_formats(plan: Plan, device: Device, engine: Engine) -> str:
+    """What such a card is left with."""
+    version = version_of(plan.engine_version)
+    lacking = {
+        name
+        for one in engine.limits.format_needs
+        if ASKED in (one.methods or (ASKED,))
+        and is_older_device(device, one.units)
+        and (one.before is None or version < one.before)
+        for name in one.weights
+    }
+    left = [name for name in SERVED_FORMATS if name not in lacking]
+    others = f"a checkpoint in {' or '.join(left)}, " if left else ""
+    return f"{others}weights that are not quantized, or a newer card"
+
+
+SERVED_FORMATS = ("awq-int4", "gptq-int4", "fp8")
+"""Formats that most models are published in."""
+
+
 def lowers_itself(engine: Engine, version: str | None) -> bool:
     """Whether a server takes another dtype by itself where the card or the family has none for the
     checkpoint's.
@@ -140,7 +201,7 @@ def _too_old(plan: Plan, engine: Engine, device: Device) -> Iterator[Problem]:
         other = find_engine(PAGED_SERVER)
         served = other is not None and not is_older_device(device, other.limits.least_units or (0, 0))
         hint = f"{f'--engine {PAGED_SERVER}' if served else 'an engine without that limit'}, or a newer card"
-        yield Problem(field="gpus", value=device.name, reason=reason, hint=hint)
+        yield Problem(field="gpus", value=device.name, reason=reason, hint=hint, refused=True)
     needs = FP8_RECIPES.get(plan.fp8.recipe, FP8_UNITS) if plan.fp8 is not None else None
     if needs is not None and is_older_device(device, needs):
         reason = (

@@ -8,11 +8,33 @@ from collections.abc import Callable
 
 from memsheet.frozen import dataclass
 from memsheet.plan.device import Device
+from memsheet.plan.dtypes import DType
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 
 Capability = tuple[int, int]
 """Compute capability of a card: (7, 5) is 7.5."""
+
+
+ASKED = "asked"
+"""The method of weights that a server is told to quantize, or whose checkpoint nobody has named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatNeeds:
+    """What a server asks of a card and of a plan before it reads weights of a format.
+
+    ``weights``: names of formats; ``methods``: what a checkpoint calls the way it was quantized, or ASKED,
+    any where there is none; ``units``: the least compute capability; ``dtypes``: what is computed in, any
+    where there is none; ``before``: the release from which on it holds no more. A release has every need
+    whose row holds.
+    """
+
+    weights: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    units: Capability = (0, 0)
+    dtypes: tuple[DType, ...] = ()
+    before: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +58,9 @@ class ServerLimits:
     follows from the format of its weights; ``unpacks_gguf``, a GGUF file's tensors are turned into the
     precision while they are read.
 
-    Of weights: ``loads_cut_experts``, the first release that is known to load experts which ranks cut inside
-    a block of one scale, where it is not any or none.
+    Of weights: ``format_needs``, what formats of them ask of cards and dtypes; ``loads_cut_experts``, the
+    first release that is known to load experts which ranks cut inside a block of one
+    scale, where it is not any or none.
     """
 
     least_units: Capability | None = None
@@ -53,5 +76,6 @@ class ServerLimits:
     own_padding: bool = False
     own_compute: Callable[[Plan], bool] = lambda _: False
     unpacks_gguf: bool = False
+    format_needs: tuple[FormatNeeds, ...] = ()
     loads_cut_experts: tuple[int, int, int] | None = None
     refuses_cache: Callable[[Plan, Device, ModelSpec | None], bool] = lambda *_: False

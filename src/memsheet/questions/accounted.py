@@ -46,9 +46,11 @@ from memsheet.sheet import Sheet
 if TYPE_CHECKING:
     from memsheet.plan.options import InferOptions, Model, TrainOptions
 with late_functions(__name__):
+    from memsheet.formulas.states.params import tower_tensors
     from memsheet.questions.bare_counts import bare_answer, count_of
     from memsheet.report.shared.uncertain_fit import segment_notes, types_notes
     from memsheet.resolve.length import length_notes
+    from memsheet.units import format_bytes
 
 
 def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer:
@@ -354,6 +356,12 @@ def _serving_notes(plan: Plan, spec: ModelSpec) -> Iterator[str]:
         yield (
             "prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens "
             "says how long prompts are"
+        )
+    if spec.towers and engine_of(plan).stores_gguf:
+        size = format_bytes(2 * sum(weight.elements * times for _, weight, times in tower_tensors(spec)))
+        yield (
+            f"{plan.engine} has the projector of {spec.name} in a file of its own (mmproj): neither it, {size} in "
+            "F16, nor what a picture takes is in the sheet"
         )
     yield from length_notes(plan, spec)
 

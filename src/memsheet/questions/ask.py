@@ -20,7 +20,14 @@ from memsheet.guard.spending import of_one_command
 from memsheet.plan.values import option_problems, parse_token_count, parse_whole_number
 from memsheet.questions import accounted
 from memsheet.report.json.error import error_document
-from memsheet.report.shared.exit_codes import BAD_INPUT, BROKEN, EXIT, SERVING_EXIT, checked_exit_code
+from memsheet.report.shared.exit_codes import (
+    BAD_INPUT,
+    BROKEN,
+    EXIT,
+    SERVING_EXIT,
+    checked_exit_code,
+    refusal_exit_code,
+)
 from memsheet.report.shared.look import Look
 
 WHOLE_NUMBERS = ("nodes", "per_node", "most", "top", "pick", "rank", "users")
@@ -75,7 +82,8 @@ def _answer_request(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refused_document(error: InputError) -> dict[str, Any]:
-    return {"exit_code": BAD_INPUT, "document": error_document("bad input", BAD_INPUT, error.problems)}
+    kind, code = refusal_exit_code(error)
+    return {"exit_code": code, "document": error_document(kind, code, error.problems)}
 
 
 def _fault_document(error: Exception) -> dict[str, Any]:

@@ -103,7 +103,9 @@ SEVERAL_MACHINES = late_pattern(
 
 
 def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:
-    """A file with what its program takes by the memory of the named cards, no longer than the model."""
+    """A file with what its program takes by the memory of the named cards, no longer than the model: nothing
+    is open of it where the least that they have and the most come to the same.
+    """
     if found.form.by_cards is None or not gpus:
         return found
     try:
@@ -112,10 +114,20 @@ def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Rea
         return found
     total = (count or 1) * (card.driver_bytes or card.framework_high_bytes)
     taken = dict(found.form.by_cards(found.values, total))
+    if taken == found.form.by_cards(found.values, (count or 1) * card.framework_low_bytes):
+        found = _without_open_keys(found, taken)
     longest = derived_max_length(model_of(name))
     if longest and taken.get(LENGTH):
         taken[LENGTH] = min(longest, taken[LENGTH])
     return replace(found, request={**taken, **found.request})
+
+
+def _without_open_keys(found: Read, taken: Mapping[str, Any]) -> Read:
+    """A file of which the keys that cards have decided are open no more."""
+    decided = {
+        row.at for row in found.form.keys if row.says in taken and found.values.get(row.at) in row.decides
+    }
+    return replace(found, unmodelled=tuple(one for one in found.unmodelled if one[0] not in decided))
 
 
 def has_bf16_units(gpus: Any) -> bool | None:

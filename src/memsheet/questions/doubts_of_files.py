@@ -55,6 +55,7 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.spread_layers import (
+    PLACE,
     even_share,
     exchanged_bytes,
     spread_moves,
@@ -205,11 +206,27 @@ def with_moved_range(answer: Answer | None, whole: Answer | None, moved: tuple[M
     always = [one for one in moved if one.instant is None]
     surely = sum(max(0, one.low_bytes) + min(0, one.high_bytes) for one in always)
     least = int(sheet.low) + sum(one.low_bytes for one in moved if one in always or one.low_bytes < 0)
-    low = max(0, least) if verdict.device.low == sheet.low else int(verdict.device.low)
+    low = (
+        max(_least_beside_moved(whole, moved), least)
+        if verdict.device.low == sheet.low
+        else int(verdict.device.low)
+    )
     high = max(int(verdict.device.high), int(sheet.high) + sum(one.high_bytes for one in moved))
     value = min(max(int(sheet.value) + surely, low), high)
     room = verdict.headroom_bytes - (value - int(sheet.value))
     return replace(answer, verdict=replace(verdict, device=Bytes(low, value, high), headroom_bytes=room))
+
+
+def _least_beside_moved(whole: Answer, moved: tuple[Moved, ...]) -> int:
+    """What stays on a card whatever files keep less of: the model's own states, unless those are what
+    moves.
+    """
+    lessening = [one.at for one in moved if one.low_bytes < 0]
+    return (
+        0
+        if PLACE in lessening
+        else min(least_of(whole, lessening), int(worst_sheet(whole.sheets).device.low))
+    )
 
 
 def may_fit(answer: Answer, doubt: Doubt) -> bool:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
-from memsheet.exchange.mistakes.values import ENGINE_REFUSES
 from memsheet.exchange.shared.file_format import Moved, Read
 from memsheet.exchange.verdict_doubts import (
     Doubt,
@@ -173,7 +172,7 @@ def _checked_job(
     return Checked(
         reads=reads,
         answer=answer,
-        why_not=_reasons_beside(job.why_not, mistakes),
+        why_not=_reasons_beside(job, mistakes),
         assumed=(
             *(f"{name}: {text}" for name, read in reads.items() for text in read.assumed),
             *job.whole.assumed,
@@ -187,10 +186,11 @@ def _checked_job(
     )
 
 
-def _reasons_beside(why_not: tuple[str, ...], mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[str, ...]:
+def _reasons_beside(job: AccountedJob, mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[str, ...]:
     """Why there is no sheet, less what stands above it as what the engine stops at."""
-    told = [found.says for rule, found in mistakes if rule.id == ENGINE_REFUSES and found.stops]
-    return tuple(reason for reason in why_not if not any(says in reason for says in told))
+    stops = any(found.stops for _, found in mistakes)
+    told = [problem.reason for problem in job.refused if stops]
+    return tuple(reason for reason in job.why_not if not any(says in reason for says in told))
 
 
 def _judge_several(

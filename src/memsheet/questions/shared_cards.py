@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from memsheet.budget import Result, budget_of
 from memsheet.exchange.mistakes import Found, Rule
 from memsheet.exchange.mistakes.server_case import FLAGS
 from memsheet.frozen import replace
 from memsheet.report.shared.checked import Checked, Launch
+from memsheet.report.shared.look import Look
+from memsheet.sheet import Bytes, sum_byte_ranges
 
 SHARES_ABOVE_CARD = Rule(
     id="shares-above-card",
@@ -35,7 +38,56 @@ def with_shared_cards(launches: Sequence[Launch], cards: Mapping[str, tuple[str,
         if sum(_share_of_card(one.checked) or 0 for one in group) > 1
         for one in group
     }
-    return tuple(_with_group(one, *over[one.file]) if one.file in over else one for one in launches)
+    told = tuple(_with_group(one, *over[one.file]) if one.file in over else one for one in launches)
+    return tuple(_with_summed_needs(one, told, cards) for one in told)
+
+
+def _with_summed_needs(
+    one: Launch, launches: Sequence[Launch], cards: Mapping[str, tuple[str, ...]]
+) -> Launch:
+    """A launch with what its cards hold together with others that name one of them: no surer than their sum
+    is of the card.
+    """
+    own = frozenset(cards.get(one.file, ()))
+    group = [
+        each
+        for each in launches
+        if own & frozenset(cards.get(each.file, ())) and _device_bytes(each) is not None
+    ]
+    answer = one.checked.answer if one.checked else None
+    if (
+        len(group) < 2
+        or answer is None
+        or answer.verdict is None
+        or answer.cluster is None
+        or one not in group
+    ):
+        return one
+    assert one.checked is not None
+    sizes = [size for each in group if (size := _device_bytes(each)) is not None]
+    whole, budget = sum_byte_ranges(sizes), budget_of(answer.cluster)
+    look = Look(digits=2)
+    parts = " + ".join(look.need(size.value, look.digits) for size in sizes)
+    names = ", ".join(each.file.rpartition(": ")[2] for each in group if each is not one)
+    low, value, high = (look.need(end, look.digits) for end in (whole.low, whole.value, whole.high))
+    words = (
+        f"GPU {', '.join(sorted(own))} is shared with {names}: {parts} = {value} together "
+        f"(range {low} to {high}) of {look.room(budget.low_bytes, look.digits)}"
+    )
+    result = answer.verdict.result
+    if whole.low > budget.high_bytes:
+        result = Result.DOES_NOT_FIT
+    elif whole.high > budget.low_bytes and result is Result.FITS:
+        result = Result.UNCERTAIN
+    judged = replace(answer, verdict=replace(answer.verdict, result=result))
+    doubt = "; ".join(filter(None, (words if result is Result.UNCERTAIN else "", one.checked.doubt)))
+    return replace(one, checked=replace(one.checked, answer=judged, doubt=doubt, cards_words=words))
+
+
+def _device_bytes(one: Launch) -> Bytes | None:
+    """What a server needs of a card; None where nothing was judged."""
+    verdict = one.checked.answer.verdict if one.checked and one.checked.answer else None
+    return verdict.device if verdict else None
 
 
 def _share_of_card(checked: Checked | None) -> float | None:

@@ -25,7 +25,7 @@ from memsheet.plan.engine_registry import (
     rules_of,
 )
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.hardware import BF16_UNITS, is_older_device, unsupported_choices
+from memsheet.plan.hardware import BF16_UNITS, format_problems, is_older_device, unsupported_choices
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import (
     Loss,
@@ -186,6 +186,7 @@ def _resolve_for_engine(
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)
     gaps.problems += contradiction_problems(request, task)
+    gaps.problems += format_problems(plan, cluster.device if cluster else None, model)
     raise_if_problems(gaps.problems)
     return Resolved(plan, tuple(gaps.assumed))
 

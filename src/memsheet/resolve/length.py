@@ -48,6 +48,7 @@ def too_long(
             f"{FLAGS.get(key, key)} {most}, or a config.json with rope_scaling (YaRN) or more positions: "
             f"what {limit.lets}=1 lets through takes the same room"
         ),
+        refused=True,
     )
 
 

@@ -165,7 +165,8 @@ def _check_served_in(
             "precision.compute",
             found.compute.name,
             reason,
-            f"leave the precision out, and it takes {other}" if asked else other,
+            f"leave it out, and it takes {other}" if asked else other,
+            refused=True,
         )
 
 

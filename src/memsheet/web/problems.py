@@ -18,12 +18,14 @@ def problem_document(status: int, detail: str, errors: Any = ()) -> dict[str, An
 
 
 def input_problem(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of memsheet/error/1 as a problem: 422 of bad input, 500 of a fault of memsheet's own."""
+    """A document of memsheet/error/1 as a problem: 422 of an input that has no answer, 500 of a fault of
+    memsheet's own.
+    """
     problems = document["problems"]
     first = problems[0]
     shown = "" if first["value"] is None else f" = {first['value']}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    status = 422 if document["error"] == "bad input" else 500
+    status = 500 if document["error"] == "internal error" else 422
     return problem_document(status, f"{first['field']}{shown}: {first['reason']}{more}", problems)
 
 

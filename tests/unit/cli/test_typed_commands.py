@@ -136,3 +136,66 @@ def test_one_word_that_names_a_file_is_not_taken_as_a_message(
     monkeypatch.chdir(tmp_path)
     assert main(["diagnose", word]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+REFUSED = {
+    "1xT4": (
+        "vllm serve google/gemma-3-4b-it --dtype bfloat16 --max-model-len 8192",
+        "vllm serve google/gemma-3-4b-it --dtype half --max-model-len 8192",
+        "vllm serve Qwen/Qwen3-0.6B --dtype bfloat16 --max-model-len 8192",
+        "vllm serve Qwen/Qwen3-0.6B --kv-cache-dtype fp8",
+    ),
+    "1xV100-32GB": (
+        "vllm serve Qwen/Qwen3-14B-AWQ --max-model-len 16384",
+        "vllm serve Qwen/Qwen3-0.6B --quantization fp8",
+    ),
+    "1xL4": (
+        "vllm serve Qwen/Qwen3-4B-AWQ --dtype float32 --max-model-len 4096",
+        "vllm serve Qwen/Qwen3-0.6B --max-model-len 819200",
+        "vllm serve Qwen/Qwen3-0.6B --block-size 7",
+    ),
+    "1xGTX1080Ti": ("vllm serve Qwen/Qwen3-0.6B", "sglang serve --model-path Qwen/Qwen3-0.6B"),
+}
+"""Commands that their engine stops at, by card, whatever memory it has."""
+
+
+@pytest.mark.parametrize(("card", "line"), [(card, line) for card in REFUSED for line in REFUSED[card]])
+def test_what_the_engine_refuses_does_not_start(
+    card: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["check", "--gpus", card, "--", *line.split()])
+    told = capsys.readouterr().out
+    assert code == 10, told
+    assert told.startswith("DOES NOT START")
+    assert "Mistakes (1)" in told, told
+
+
+@pytest.mark.parametrize(("card", "line"), [(card, line) for card in REFUSED for line in REFUSED[card]])
+def test_a_flag_that_is_named_as_the_cure_is_not_refused(
+    card: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cure that begins with a flag takes the place of the one that is refused."""
+    main(["check", "--gpus", card, "--json", "--", *line.split()])
+    (mistake,) = json.loads(capsys.readouterr().out)["mistakes"]
+    words = mistake["cure"].partition(",")[0].split()
+    if not words[0].startswith("--") or words[0] not in line:
+        return
+    kept = line.split()
+    kept[kept.index(words[0]) + 1] = words[1]
+    main(["check", "--gpus", card, "--", *kept])
+    assert not capsys.readouterr().out.startswith("DOES NOT START"), kept
+
+
+@pytest.mark.parametrize("words", [
+    ("infer", "qwen3-0.6b", "--gpus", "1xGTX1080Ti", "--engine", "vllm"),
+    ("infer", "qwen3-14b", "--gpus", "1xV100-32GB", "--engine", "vllm", "--quantize", "awq-int4", "--max-model-len", "4096"),
+    ("train", "llama-tiny", "--gpus", "1xT4", "--attention", "flash", "--seq-len", "64"),
+])  # fmt: skip
+def test_a_question_that_its_engine_refuses_has_the_exit_code_of_a_check(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--json"]) == 10
+    told = capsys.readouterr()
+    assert json.loads(told.out)["error"] == "does not start"
+    assert "DOES NOT START" in told.err
+    assert main([*words, "--seq-len", "-3"]) == 2  # what nobody can be asked is bad input

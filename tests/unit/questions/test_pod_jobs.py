@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange.shared.pod_trainings import pod_training
 from memsheet.guard import parse_yaml
@@ -261,3 +262,32 @@ def test_a_script_of_another_folder_that_is_named_alike_is_not_this_ones(tmp_pat
     (tmp_path / "run.sh").write_text("bash Other-Project/scripts/go.sh\n")
     with pytest.raises(InputError, match="not recognised"):
         memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB")
+
+
+SHARED = """services:
+  chat:
+    image: vllm/vllm-openai:v0.11.0
+    command: --model Qwen/Qwen3-8B --max-model-len 8192 --max-num-seqs 16 --gpu-memory-utilization {share}
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, device_ids: ["0"], capabilities: [gpu]}}]}}}}}}
+  embed:
+    image: ghcr.io/huggingface/text-embeddings-inference:89-1.8
+    command: --model-id Qwen/Qwen3-Embedding-4B --max-batch-tokens 16384
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, device_ids: ["{other}"], capabilities: [gpu]}}]}}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("share", "other", "together"), [(0.85, "0", True), (0.85, "1", False), (0.5, "0", True)]
+)
+def test_services_on_one_card_are_told_their_sum(
+    share: float, other: str, together: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "compose.yaml").write_text(SHARED.format(share=share, other=other))
+    main(["check", str(tmp_path / "compose.yaml"), "--gpus", "1xL40S"])
+    chat, embed = re.split(r"^== .*embed\n", capsys.readouterr().out, flags=re.MULTILINE)
+    assert ("GPU 0 is shared with embed" in chat) is ("GPU 0 is shared with chat" in embed) is together
+    found = re.search(r"([\d.]+) GiB \+ ([\d.]+) GiB = ([\d.]+)\s+GiB", chat)
+    assert bool(found) is together
+    if found:
+        assert float(found[1]) + float(found[2]) == pytest.approx(float(found[3]), abs=0.021)
+        assert ("FITS" not in chat.split("\n\n")[1]) is (float(found[3]) > 44.4)

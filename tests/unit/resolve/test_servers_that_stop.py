@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.errors import InputError
+from memsheet.errors import InputError, Problem
 from memsheet.plan.hardware import eight_bit_cache
 
 SERVED = {"engine": "vllm", "gpus": "1xH100-80GB", "max_model_len": 4096}
@@ -95,3 +95,71 @@ def test_eight_bit_caches_by_card_and_release(model: str, options: dict[str, Any
 def test_groups_need_as_many_ranks(model: str) -> None:
     assert "2 GPUs" in refusal(model, attn_dp=2)
     assert memsheet.infer(model, **{**SERVED, "gpus": "2xH100-80GB"}, attn_dp=2).verdict is not None
+
+
+FORMATS = ("awq-int4", "gptq-int4", "fp8", "fp8-block", "mxfp4")
+
+
+@pytest.mark.parametrize(
+    ("card", "version", "left"),
+    [
+        ("V100-32GB", "0.33.0", {"gptq-int4"}),
+        ("V100-32GB", "0.11.0", {"gptq-int4"}),
+        ("T4", "0.13.0", {"gptq-int4", "awq-int4"}),
+        ("T4", "0.14.0", {"gptq-int4", "awq-int4", "fp8", "fp8-block"}),
+        ("A100-80GB", "0.11.0", set(FORMATS)),
+        ("H100-80GB", "0.33.0", set(FORMATS)),
+    ],
+)
+def test_formats_that_a_release_reads_on_a_card(card: str, version: str, left: set[str]) -> None:
+    asked = {**SERVED, "gpus": f"1x{card}", "attention": "sdpa", "engine_version": version, "fix": False}
+    precision = {"parameters": "fp16", "compute": "fp16"} if card in ("V100-32GB", "T4") else {}
+    asked["plan"] = {"precision": precision}
+    problems = {name: problems_of("llama-3.2-1b", **asked, quantize=name) for name in FORMATS}
+    assert {name for name in FORMATS if not problems[name]} == left
+    told = [problem for found in problems.values() for problem in found]
+    assert all(problem.refused and problem.field == "quantization.weights" for problem in told)
+
+
+def problems_of(model: str, **asked: Any) -> tuple[Problem, ...]:
+    """All that is wrong with a question."""
+    try:
+        memsheet.infer(model, **asked)
+    except InputError as error:
+        return error.problems
+    return ()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("gpus", ["1xL4", None])
+def test_packed_weights_are_not_multiplied_in_fp32(engine: str, gpus: str | None) -> None:
+    asked: dict[str, Any] = {"engine": engine, "gpus": gpus, "quantize": "awq-int4", "max_model_len": 4096}
+    assert "fp16 or bf16" in refusal(
+        "llama-3.2-1b", **asked, plan={"precision": {"parameters": "fp32", "compute": "fp32"}}
+    )
+    assert memsheet.infer("llama-3.2-1b", **{**SERVED, **asked}, fix=False).plan.quantization is not None
+
+
+@pytest.mark.parametrize("card", ["V100-32GB", "T4", "RTX3090", "L4"])
+@pytest.mark.parametrize(
+    ("model", "length"), [("qwen3-14b", 16384), ("gemma-3-4b", 8192), ("qwen3-32b", 4096)]
+)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_what_makes_room_is_refused_on_no_card(engine: str, model: str, length: int, card: str) -> None:
+    """A change that is offered is a question that has the answer it is offered with."""
+    asked: dict[str, Any] = {"engine": engine, "gpus": f"1x{card}", "max_model_len": length}
+    asked |= {"memory_fraction": 0.9}
+    if found := problems_of(model, **asked, fix=False):
+        assert all(problem.refused for problem in found)
+        return
+    answer = memsheet.infer(model, **asked)
+    offered = (answer.serving or {}).get("makes_room", ())
+    assert offered or answer.verdict is None or answer.verdict.headroom_bytes >= 0
+    for row in offered:
+        changes = {FLAG_OF.get(key, key.rpartition(".")[2]): value for key, value in row["changes"].items()}
+        again = memsheet.infer(model, **{**asked, **changes}, fix=False)
+        assert again.verdict is not None
+        assert again.verdict.result.value == row["result"], changes
+
+
+FLAG_OF = {"quantization.weights": "quantize", "serving.max_sequences": "sequences"}

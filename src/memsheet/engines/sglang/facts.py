@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.engines.sglang.drafting import DRAFTING, kept_of
+from memsheet.engines.sglang.format_needs import FORMAT_NEEDS
 from memsheet.engines.sglang.library_code import LIBRARY_CODE
 from memsheet.engines.sglang.releases import Release, Reserve, Tier, version_of
 from memsheet.engines.sglang.served_since import SERVED_SINCE
@@ -340,6 +341,7 @@ ENGINE = server_engine(
         # maybe_downgrade_dtype_for_legacy_gpu, which refuses cards before Turing and logs what it casts
         least_units=(7, 5),
         bf16_units=(8, 0),
+        format_needs=FORMAT_NEEDS,
         casts_down=True,
         own_padding=True,  # layers/vocab_parallel_embedding.py, pad_vocab_size
         writes_scores=False,  # FlashInfer's or Triton's (_handle_attention_backend_compatibility)

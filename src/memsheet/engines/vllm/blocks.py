@@ -27,13 +27,15 @@ def check_blocks(gaps: RequestResolver, tokens: int, model: ModelSpec | None) ->
     if Attention in mixers and tokens % KERNEL:
         more = -(-tokens // KERNEL) * KERNEL
         reason = f"is no multiple of {KERNEL} tokens, which vllm's kernels of attention read at once"
-        gaps.wrong("serving.page_tokens", tokens, reason, f"--page-tokens {_next_block_size(more, listed)}")
+        hint = f"--page-tokens {_next_block_size(more, listed)}"
+        gaps.wrong("serving.page_tokens", tokens, reason, hint, refused=True)
     elif listed is not None and tokens not in listed and (Attention in mixers or LatentAttention in mixers):
         gaps.wrong(
             "serving.page_tokens",
             tokens,
             "is no block size of that release of vllm",
             f"one of {', '.join(map(str, listed))}",
+            refused=True,
         )
 
 

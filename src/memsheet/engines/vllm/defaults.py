@@ -53,7 +53,9 @@ def _check_mesh(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> N
         )
     whole = int(mesh.tp) % groups == 0
     if groups > 1 and whole and version < GROUPS_SINCE:
-        gaps.wrong("mesh.attn_dp", groups, "does not exist in that release of vllm", "0.8 or newer")
+        gaps.wrong(
+            "mesh.attn_dp", groups, "does not exist in that release of vllm", "0.8 or newer", refused=True
+        )
 
 
 def _check_cache(gaps: RequestResolver, found: DType, _: Precision, model: ModelSpec | None) -> None:
@@ -64,6 +66,7 @@ def _check_cache(gaps: RequestResolver, found: DType, _: Precision, model: Model
             gaps.request.get("serving.kv_dtype"),
             "is refused by vllm beside weights in fp8 (model_executor/layers/attention/attention.py)",
             "--kv-dtype fp8",
+            refused=True,
         )
 
 
@@ -75,7 +78,9 @@ def _own_options(gaps: RequestResolver) -> VllmOptions:
     given = gaps.get("serving.kv_cache_bytes", 0, silent=True)
     if given and version_of(gaps.request.get("engine_version")) < GIVEN_POOL_SINCE:
         reason = "does not exist in that release of vllm"
-        gaps.wrong("serving.kv_cache_bytes", given, reason, "0.10.2 or newer, or --memory-fraction")
+        gaps.wrong(
+            "serving.kv_cache_bytes", given, reason, "0.10.2 or newer, or --memory-fraction", refused=True
+        )
     if (backend := gaps.request.get("serving.attention_kernels")) == "trtllm":
         reason = "is no backend of attention that vllm names"
         gaps.wrong("serving.attention_kernels", backend, reason, "--attention-kernels flashinfer")

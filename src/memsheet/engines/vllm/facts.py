@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.engines.vllm.drafting import DRAFTING
+from memsheet.engines.vllm.format_needs import FORMAT_NEEDS
 from memsheet.engines.vllm.library_code import LIBRARY_CODE
 from memsheet.engines.vllm.releases import Release, Sampler, Shown
 from memsheet.engines.vllm.served_since import SERVED_SINCE
@@ -307,6 +308,7 @@ ENGINE = server_engine(
         least_units=(7, 0),
         # v0.6.4.post1 worker/worker.py _check_if_gpu_supports_dtype, v0.33.0 platforms/cuda.py:638
         bf16_units=(8, 0),
+        format_needs=FORMAT_NEEDS,
         # _FLOAT16_NOT_SUPPORTED_MODELS: v0.9.2 config.py:3221, v0.33.0 config/model.py:2398
         overflowing=frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"}),
         lowers_since=(0, 9, 0),  # _resolve_auto_dtype, v0.9.2 config.py:3284

@@ -13,7 +13,7 @@ from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_model_name, pl
 from memsheet.exchange.shared.serve_command import BESIDE, parse_human_number
 from memsheet.exchange.shared.serve_script import script_lines, split_line_commands
 from memsheet.patterns import late_pattern
-from memsheet.units import GIB
+from memsheet.units import GIB, format_bytes
 
 VERSION = "Ollama fb307609"
 RUNNER, CONTEXT = "api/types.go:586-595, Runner", "docs/context-length.mdx"
@@ -87,8 +87,15 @@ def _outside_quotes(text: str) -> Iterable[str]:
         quoted ^= line.count('"""') % 2 == 1
 
 
-def _layers_left_to_host(values: Values, _: Values) -> Iterable[Moved]:
-    """Layers that do not fit are computed by the processor, unless their number on cards is said."""
+def _moved_by_runner(values: Values, asked: Values) -> Iterable[Moved]:
+    """Layers that do not fit are computed by the processor, unless their number on cards is said. A model
+    that sees comes with its projector, which is loaded with it (llm/server.go, NewLlamaServer: projectors;
+    model/models, whose models have the tower among their tensors).
+    """
+    if asked.get("@towers") and not str(values.get("FROM")).endswith(".gguf"):
+        size = format_bytes(int(asked.get("@tower_parameters") or 0) * 2)
+        why = f"{values.get('FROM')} comes with its projector, {size} in F16, and what a picture takes: neither is in the sheet"
+        yield Moved(at="projector", why=why, low_bytes=0, high_bytes=EVERYTHING)
     if values.get("num_gpu") in (None, -1):
         why = "Ollama leaves to the processor what does not fit"
         yield Moved(at="num_gpu", why=why, low_bytes=-EVERYTHING, high_bytes=0)
@@ -125,5 +132,5 @@ mirostat_tau num_thread num_keep tfs_z penalize_newline numa use_mmap use_mlock 
 FORMAT = Format(
     name="ollama", file="Modelfile", kind="text", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"FROM"}), beside=BESIDE | OF_THE_FILE | {"serving.logical_batch"}, differs={"@model": "a file of that model, in the plan's types"},
     known=frozenset(_KNOWN.split()), unmodelled={"ADAPTER": (), "main_gpu": (0,), "draft_num_predict": (0,), **_VARIABLES},
-    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_layers_left_to_host, by_cards=_length_by_cards, compose=_compose_modelfile, parse=_parse_modelfile, also=_parse_run_command,
+    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_moved_by_runner, by_cards=_length_by_cards, compose=_compose_modelfile, parse=_parse_modelfile, also=_parse_run_command,
 )  # fmt: skip

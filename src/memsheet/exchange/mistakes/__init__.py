@@ -6,11 +6,12 @@ told by accounting the plan with it. ``stops``: the engine refuses the file, so 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 
 from memsheet.budget import Answer, Result
-from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
+from memsheet.exchange.mistakes.case import ENGINE_REFUSES, Case, Found, Rule, device_bytes
 from memsheet.exchange.mistakes.serving_pool import cache_bytes
 from memsheet.exchange.shared.file_format import KEYWORDS, MORE
 from memsheet.exchange.shared.script_defaults import absent_files
@@ -48,6 +49,7 @@ def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule
         if whole or not rule.only_if_whole
         for one in rule.looks(case)
     ]
+    found = list(_without_told_twice(found))
     worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _saves_enough(case, one)]
     return tuple(
         sorted(
@@ -59,6 +61,12 @@ def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule
             ),
         )
     )
+
+
+def _without_told_twice(found: list[tuple[Rule, Found]]) -> Iterator[tuple[Rule, Found]]:
+    """Without what the engine refuses at a key that another rule says it stops at, in the file's own words."""
+    told = {one.where for rule, one in found if rule.id != ENGINE_REFUSES and one.stops}
+    return ((rule, one) for rule, one in found if rule.id != ENGINE_REFUSES or one.where not in told)
 
 
 def _without_unsure_stop(case: Case, found: Found, *, any_reader: bool) -> Found:

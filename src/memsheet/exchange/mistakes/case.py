@@ -114,6 +114,8 @@ class Rule:
     beyond: bool = False
 
 
+ENGINE_REFUSES = "engine-refuses"
+"""The rule of what keeps a plan from having a sheet."""
 SERVERS = {"vllm": "vLLM ", "sglang": "SGLang "}
 """How sources of a server's code begin."""
 

@@ -158,16 +158,16 @@ def _old_card(case: Case) -> Iterator[Found]:
     for name, values in case.values("vllm"):  # SGLang takes fp16 by itself there
         if values.get("--dtype") not in ("bfloat16", "bf16"):
             continue
-        if _is_older_gpu(
-            case.answer or case.ask({key: None for key in case.request if key.startswith("precision.")}),
-            BF16_UNITS,
-        ):
-            yield Found(
-                where=f"{name}: --dtype",
-                says="bfloat16 needs compute capability 8.0",
-                cure="--dtype half",
-                stops=True,
-            )
+        unsaid = {key: None for key in case.request if key.startswith("precision.")}
+        other = case.answer or case.ask(unsaid)
+        if other is not None and _is_older_gpu(other, BF16_UNITS):
+            says = "bfloat16 needs compute capability 8.0"
+            dtype = DTYPE_WORDS[other.plan.precision.compute.name]
+            cure = f"--dtype {dtype}{'' if answer_fits(other) else ', and what makes room in it'}"
+            yield Found(where=f"{name}: --dtype", says=says, cure=cure, stops=True)
+
+
+DTYPE_WORDS = {"fp16": "half", "fp32": "float32", "bf16": "bfloat16"}
 
 
 def _no_experts(case: Case) -> Iterator[Found]:

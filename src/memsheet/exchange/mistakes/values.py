@@ -9,7 +9,8 @@ from math import prod
 from typing import Any
 
 from memsheet.errors import nearest_words
-from memsheet.exchange.mistakes.case import Case, Found, Rule
+from memsheet.exchange.mistakes.case import ENGINE_REFUSES, Case, Found, Rule
+from memsheet.exchange.mistakes.server_case import server_commands
 from memsheet.exchange.mistakes.taken_values import REFUSED, TAKEN, Taken, is_said, taken_at
 from memsheet.exchange.shared.file_format import UNSET, Key, Read
 from memsheet.exchange.shared.launched_script import PROGRAM
@@ -102,9 +103,6 @@ def _values_refused_together(case: Case) -> Iterator[Found]:
                 yield Found(where=f"{name}: {at}{told}", says=one.says, cure=one.cure, stops=True)
 
 
-ENGINE_REFUSES = "engine-refuses"
-
-
 def _engine_refusals(case: Case) -> Iterator[Found]:
     """What keeps a plan from having a sheet, where the engine stops at it, too."""
     for problem in case.refused:
@@ -118,7 +116,20 @@ def _engine_refusals(case: Case) -> Iterator[Found]:
             problem.field,
         )
         told = "" if problem.value is None else f"{problem.value}: "
-        yield Found(where=where, says=f"{told}{problem.reason}", cure=problem.hint, stops=True)
+        cure = _in_server_flags(case, problem.hint)
+        yield Found(where=where, says=f"{told}{problem.reason}", cure=cure, stops=True)
+
+
+OWN_FLAGS = {"--page-tokens": "page", "--kv-dtype": "cache", "--tp": "tp", "--memory-fraction": "fraction"}
+"""Flags of ours by what they are of a server's command."""
+
+
+def _in_server_flags(case: Case, hint: str) -> str:
+    """A hint in the words of the server's own command, where the file is one."""
+    flags = next((flags for _, _, flags in server_commands(case)), None)
+    if flags is None:
+        return hint
+    return " ".join(flags[OWN_FLAGS[word]] if word in OWN_FLAGS else word for word in hint.split(" "))
 
 
 def _plan_keys_of(read: Read, at: str) -> Mapping[str, Any]:

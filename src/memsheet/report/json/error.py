@@ -34,14 +34,14 @@ class ErrorDocument(Document):
     """
 
     schema_: str = "memsheet/error/1"
-    error: Literal["bad input", "internal error"]
+    error: Literal["bad input", "does not start", "internal error"]
     exit_code: int
     problems: list[Problem]
 
 
 def error_document(kind: str, code: int, problems: Iterable[Any]) -> dict[str, Any]:
-    """Problems as one object of plain values. ``kind``: "bad input" or "internal error"; ``code``: of the
-    exit.
+    """Problems as one object of plain values. ``kind``: "bad input", "does not start" or "internal error";
+    ``code``: of the exit.
     """
     rows = list(islice(problems, MOST_PROBLEMS))
     return ErrorDocument.document_of(None, error=kind, exit_code=code, problems=rows)

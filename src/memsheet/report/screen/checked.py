@@ -4,6 +4,7 @@ mistakes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -153,16 +154,36 @@ def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
     if checked.no_model:
         word = "KEYS ALONE" if checked.keys_alone else OUTCOMES[NO_SHEET]
         yield from _wrap_with_indent(f"{word}  {checked.no_model}", look.width, " " * 10)
+    settled = _settling_words(checked)
     if checked.answer is not None:
-        yield _render_sheet(checked.answer, look, checked.doubt if _is_told_above(checked) else "").rstrip(
-            "\n"
-        )
+        told = checked.doubt if _is_told_above(checked) and not settled else ""
+        head, _, rest = _render_sheet(checked.answer, look, told).rstrip("\n").partition("\n\n")
+        yield head
+        yield from ("", *_wrap_with_indent(settled, look.width, "")) if settled else ()
+        yield from ("", rest) if rest else ()
     yield from _common_card_lines(checked, look)
-    if (doubt := doubt_words(checked)) and not _is_told_above(checked):
+    if (doubt := doubt_words(checked)) and not settled and not _is_told_above(checked):
         yield ""
         yield from _wrap_with_indent(doubt, look.width, "  ")
     for line in checked.why_not:
         yield from _wrap_with_indent(f"no sheet: {line}", look.width, "          ")
+
+
+def _settling_words(checked: Checked) -> str:
+    """What to type where the whole range fits and something is open besides; nothing of other answers."""
+    verdict, cluster = checked.answer and checked.answer.verdict, checked.answer and checked.answer.cluster
+    if not verdict or not cluster or verdict.result is not Result.UNCERTAIN or verdict.no_most:
+        return ""
+    words = checked.doubt.strip()
+    if not words or checked.stops or verdict.device.high > budget_of(cluster).low_bytes:
+        return ""
+    named = re.findall(r"--[a-z][a-z-]+", words)
+    how = (
+        f"{' or '.join(dict.fromkeys(named))} settles it"
+        if named
+        else "no flag settles it; a gate may compare device_high_bytes of --json with what the card gives"
+    )
+    return f"The whole range fits; open is: {words}. What to type: {how}."
 
 
 def unheard_lines(checked: Checked) -> Iterator[str]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memsheet.budget import Answer, Result, worst_sheet
+from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.errors import printable_line
 from memsheet.frozen import NamedTuple, replace
-from memsheet.plan.device import Basis
+from memsheet.plan.device import Basis, Cluster
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.workload import Serving
 from memsheet.report.screen.bars import components_by_size, marks_of, render_stacked_bars
@@ -42,7 +42,7 @@ from memsheet.report.shared.sizes import (
     need_and_room,
     size_range_suffix,
 )
-from memsheet.report.shared.uncertain_fit import beside_segments, deciding_notes
+from memsheet.report.shared.uncertain_fit import SEGMENTS, beside_segments, deciding_notes
 from memsheet.report.shared.words import INSTANTS, component_name, component_size_reason, model_state_bytes
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Instant, Sheet, Witness
 from memsheet.units import format_bytes
@@ -134,13 +134,21 @@ def answer_headline(answer: Answer, sheet: Sheet, look: Look) -> Headline:
         if verdict.host_short_bytes
         else ()
     )
-    left = pool_lacks(answer, look) or headroom_phrase(cluster.device, verdict, look)
     without = beside_segments(verdict, sheet, cluster)
-    for note in deciding_notes(answer)[:1]:
-        left = f"{note.partition(':')[0]} · {left}" if without is None else note.partition(":")[0]
+    over = verdict if without is None else replace(verdict, headroom_bytes=_room_left(cluster, without))
+    left = pool_lacks(answer, look) or headroom_phrase(cluster.device, over, look)
+    if without is not None and verdict.result is Result.UNCERTAIN:
+        left = SEGMENTS.rstrip(": ")
+    else:
+        for note in deciding_notes(answer)[:1]:
+            left = f"{note.partition(':')[0]} · {left}"
     last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
     needs = need_and_room(cluster.device, verdict, look, without)
     return Headline(word, style, (*host, *request_end(answer), *needs, left, *last))
+
+
+def _room_left(cluster: Cluster, need: Bytes) -> int:
+    return budget_of(cluster).capacity_bytes - int(need.value)
 
 
 def deciding_sheet(answer: Answer) -> Sheet:
@@ -212,7 +220,9 @@ class TableRow(NamedTuple):
 
 
 def peak_table_rows(answer: Answer, sheet: Sheet, look: Look) -> Iterator[TableRow]:
-    """Components at the peak, the largest first, with the three totals where each one ends."""
+    """Components at the peak, the largest first, with the three totals where each one ends, and what is expected beside
+    them.
+    """
     rows, wide, named = components_by_size(sheet), look.width >= WIDE, look.width >= NAMED
     of_torch = engine_of(answer.plan).serving.torch_memory
 
@@ -241,8 +251,27 @@ def peak_table_rows(answer: Answer, sheet: Sheet, look: Look) -> Iterator[TableR
         None, "= reserved", sheet.reserved, segments if of_torch else "its buffers; nothing besides"
     )
     yield from component_rows((Component.CONTEXT,))
-    whole = "what nvidia-smi shows, and what must fit" if wide else "nvidia-smi; what must fit"
-    yield TableRow(None, "= device", sheet.device, f"{whole}{_beside_sheet(answer, sheet, look)}")
+    beside = _expected_beside_sheet(answer, sheet)
+    must = "" if beside else ", and what must fit" if wide else "; what must fit"
+    whole = f"{'what nvidia-smi shows' if wide else 'nvidia-smi'}{must}"
+    if not beside:
+        yield TableRow(None, "= device", sheet.device, f"{whole}{_beside_sheet(answer, sheet, look)}")
+        return
+    yield TableRow(None, "= device", sheet.device, whole)
+    sign, size = ("+", beside) if beside > 0 else ("-", -beside)
+    known = "what the files say that no row holds" if beside > 0 else "what a card is spared of the rows"
+    yield TableRow(None, f"{sign} beside the sheet", Bytes.exact(size), known)
+    yield TableRow(
+        None, "= needed", answer.verdict.device if answer.verdict else sheet.device, "what must fit"
+    )
+
+
+def _expected_beside_sheet(answer: Answer, sheet: Sheet) -> int:
+    """What the verdict expects more than its sheet, or less (negative)."""
+    verdict = answer.verdict
+    return (
+        0 if verdict is None or verdict.rank != sheet.rank else int(verdict.device.value - sheet.device.value)
+    )
 
 
 def _beside_sheet(answer: Answer, sheet: Sheet, look: Look) -> str:

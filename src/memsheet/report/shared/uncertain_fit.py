@@ -46,22 +46,28 @@ def types_notes(verdict: Verdict | None, sheets: tuple[Sheet, ...]) -> tuple[str
 
 
 def beside_segments(verdict: Verdict | None, sheet: Sheet, cluster: Cluster | None) -> Bytes | None:
-    """What a job needs beside the allocator's slack, where that is sure to fit and the expected need is above
-    the card; None elsewhere.
+    """What a job needs beside the allocator's slack, and no less than it has at the least with it, where that
+    is sure to fit and the expected need is above the card, or where most of what is too much is slack; None
+    elsewhere.
     """
-    if verdict is None or cluster is None or verdict.result is not Result.UNCERTAIN or verdict.no_most:
+    if verdict is None or cluster is None or verdict.no_most or verdict.host_short_bytes:
         return None
-    room, need = budget_of(cluster).low_bytes, sheet.beside(Component.ALLOCATOR_SLACK)
-    return need if need.high <= room < verdict.device.value else None
+    budget, expected = budget_of(cluster), verdict.device.value
+    need = sheet.beside(Component.ALLOCATOR_SLACK).max(Bytes.exact(sheet.device.low))
+    if verdict.result is Result.UNCERTAIN:
+        return need if need.high <= budget.low_bytes < expected else None
+    over = need.value - budget.capacity_bytes
+    return need if verdict.result is Result.DOES_NOT_FIT and 0 < over < expected - need.value else None
 
 
 def segment_notes(
     verdict: Verdict | None, sheets: tuple[Sheet, ...], cluster: Cluster | None
 ) -> tuple[str, ...]:
     """That the allocator decides, where nothing else does."""
-    if not sheets or (need := beside_segments(verdict, worst_sheet(sheets), cluster)) is None:
+    unsure = verdict is not None and verdict.result is Result.UNCERTAIN
+    if not sheets or not unsure or beside_segments(verdict, worst_sheet(sheets), cluster) is None:
         return ()
-    size = format_bytes(int(need.value), digits=2)
+    size = format_bytes(int(worst_sheet(sheets).beside(Component.ALLOCATOR_SLACK).high), digits=2)
     return (
         (
             f"{SEGMENTS}tensors and context take {size} at their most; the rest are freed blocks that the "

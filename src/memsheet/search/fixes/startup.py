@@ -29,8 +29,11 @@ STEP = 64
 FRACTIONS = (0.95, 0.98)
 SEQUENCES = (256, 64, 16)
 """Sequences that may start: the sampler of a first batch is sized for all of them."""
-FEWER_BITS = {16: ("fp8", "awq-int4"), 32: ("fp8", "awq-int4"), 8: ("awq-int4",)}
-"""Formats of weights by the bits that they are stored in now; of four bits there is none that takes less."""
+FOUR_BITS = ("awq-int4", "gptq-int4")
+FEWER_BITS = {16: (("fp8",), FOUR_BITS), 32: (("fp8",), FOUR_BITS), 8: (FOUR_BITS,)}
+"""Formats of weights by the bits that they are stored in now, the first that a card reads of each kind; of
+four bits there is none that takes less.
+"""
 LENGTHS = ("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens")
 WANTED = "@wanted"
 """Where a request says how many sequences were asked for, beside its options."""
@@ -128,8 +131,8 @@ def _startup_changes_by_kind(
             )
         ]  # as released, which may take less
     bits = plan.quantization.weights.bits if plan.quantization is not None else plan.precision.parameters.bits
-    for name in FEWER_BITS.get(bits, ()):
-        yield [{"quantization.weights": name}]
+    for names in FEWER_BITS.get(bits, ()):
+        yield [{"quantization.weights": name} for name in names]
     yield [
         {"serving.memory_fraction": share} for share in FRACTIONS if share > (plan.cache.memory_fraction or 1)
     ]

@@ -198,12 +198,23 @@ def test_the_cards_decide_a_length_that_nobody_says(gpus: str, tokens: int, tmp_
     assert answer.plan.serving.max_model_len == tokens
 
 
-def test_a_length_that_the_cards_decide_leaves_the_verdict_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "result"),
+    [
+        ("1xH100-80GB", Result.FITS),
+        ("1xRTX4090", Result.FITS),
+        ("1xM3Pro-18GB", Result.FITS),
+        ("1xRTXA5000", Result.UNCERTAIN),  # 21.9 to 24 GiB, as its correction of errors is on or off
+    ],
+)
+def test_a_length_that_the_cards_decide_is_open_where_their_memory_is(
+    tmp_path: Path, gpus: str, result: Result
+) -> None:
     (tmp_path / "Modelfile").write_text("FROM llama3.2:1b\nTEMPLATE x\n")
-    answer = memsheet.check(tmp_path, gpus="1xH100-80GB").answer
+    answer = memsheet.check(tmp_path, gpus=gpus).answer
     assert answer is not None
     assert answer.verdict is not None
-    assert answer.verdict.result is Result.UNCERTAIN
+    assert answer.verdict.result is result
 
 
 @pytest.mark.parametrize(
@@ -317,3 +328,18 @@ def test_a_command_of_ollama_names_its_model_and_what_the_server_takes(tmp_path:
     assert plan.quantization.weights.name == "gguf:Q4_K_M"
     (tmp_path / "run.sh").write_text("OLLAMA_NUM_PARALLEL=8 ollama run llama3.1:8b\n")
     assert "OLLAMA_NUM_PARALLEL" in memsheet.check(tmp_path / "run.sh", gpus="1xRTX3090").doubt
+
+
+@pytest.mark.parametrize(
+    ("model", "result"),
+    [("qwen2.5vl:7b", Result.UNCERTAIN), ("gemma3:4b", Result.UNCERTAIN), ("qwen3:8b", Result.FITS)],
+)
+def test_a_model_that_sees_comes_with_its_projector_in_ollama(
+    tmp_path: Path, model: str, result: Result
+) -> None:
+    (tmp_path / "Modelfile").write_text(f"FROM {model}\nPARAMETER num_ctx 8192\nPARAMETER num_gpu 99\n")
+    found = memsheet.check(tmp_path, gpus="1xRTX4090")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result is result
+    assert any("projector" in one.why for one in found.moved) is (result is Result.UNCERTAIN)

@@ -140,3 +140,23 @@ def test_the_row_of_what_must_fit_has_the_range_of_the_verdict(
     assert ("on no row" in row[0]) == (f"({judged[1]} to {judged[2]})" not in row[0])
     assert judged[1] in row[0]
     assert judged[2] in row[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("ollama run qwen3:0.6b", "--max-model-len"),
+        ("text-embeddings-router --model-id BAAI/bge-m3", ""),
+    ],
+)
+def test_what_is_open_beside_a_range_that_fits_is_told_at_once_with_what_settles_it(
+    line: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = "1xRTXA5000"
+    assert main(["check", "--gpus", card, "--", *line.split()]) == 11
+    head, told, *_ = capsys.readouterr().out.split("\n\n")
+    assert head.startswith("UNCERTAIN")
+    assert "The whole range fits" in told
+    assert f"{flag or 'no flag'} settles it" in " ".join(told.split())
+    if flag:
+        assert main(["check", "--gpus", card, flag, "4096", "--", *line.split()]) == 0
