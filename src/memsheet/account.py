@@ -14,8 +14,8 @@ from memsheet.arith import Count, is_array, maximum, minimum, where
 from memsheet.errors import input_error
 from memsheet.formulas.model_code import engine_for, model_code
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.states.open_storage import mixers_left_whole, with_high_end
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import engine_of
@@ -35,6 +35,9 @@ from memsheet.sheet import (
     Sheet,
     sum_byte_ranges,
 )
+
+with late_functions(__name__):
+    from memsheet.formulas.states.open_storage import mixers_left_whole, with_high_end
 
 if TYPE_CHECKING:
     from memsheet.formulas.sharding.resident_state import ResidentState
@@ -76,8 +79,7 @@ def account_rank(
     # a plan whose step is played is asked for several times: by a job, by its changes, by what tells of them
     account = replayed_rank_sheet if replays else _resolved_rank_sheet
     sheet = account(model, plan, cluster, stage, device=device, replays=replays)
-    largest = mixers_left_whole(model, plan)
-    if largest is None:
+    if plan.quantization is None or (largest := mixers_left_whole(model, plan)) is None:
         return sheet
     return with_high_end(sheet, account(model, largest, cluster, stage, device=device, replays=replays))
 

@@ -32,14 +32,18 @@ from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.formulas.states.params import tower_tensors
 from memsheet.frozen import dataclass, replace
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.aliases import OWN_FP16
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.library_defaults import own_default
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.names import SHORT
 from memsheet.plan.workload import Serving
 from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
+
+with late_functions(__name__):
+    from memsheet.plan.library_defaults import own_default
+
 
 Ask = Callable[[Mapping[str, Any]], Answer | None]
 FURTHER = "a further server"
@@ -131,7 +135,6 @@ def _with_less_missing(serving: Mapping[str, Any] | None, bytes_off: int) -> Map
 
 TOWER = late_pattern(r"visual|vision|audio|projector", re.IGNORECASE)
 """In the path of what belongs to a tower, in the library's classes of models that see or hear."""
-TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
 
 
 def _engine_precision_options(answer: Answer) -> tuple[dict[str, Any], ...]:
@@ -152,7 +155,7 @@ def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: A
     at_most = [_of_default_batch(width, ask) for width in ({}, *widths)] if open_batch else []
     needs = [one.verdict.device for one in (answer, *map(ask, widths), *at_most) if one and one.verdict]
     reach = (
-        f"the range is up to {TRAINERS_OWN} sequences, and more need more"
+        f"the range is up to {trainers_own_batch()} sequences, and more need more"
         if any(at_most)
         else "the range is of one sequence, and more need more"
     )
@@ -160,8 +163,13 @@ def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: A
     return Doubt(said, min(int(need.low) for need in needs), max(int(need.high) for need in needs))
 
 
+def trainers_own_batch() -> int:
+    """Sequences that the Trainer takes by itself."""
+    return int(own_default("trl", "per_device_train_batch_size"))
+
+
 def _of_default_batch(width: Mapping[str, Any], ask: Ask) -> Answer | None:
-    changes = {**width, "microbatch": TRAINERS_OWN}
+    changes = {**width, "microbatch": trainers_own_batch()}
     return ask(changes) or ask(
         {**changes, "global_batch": None}
     )  # a step's batch may not be a multiple of as many

@@ -24,7 +24,6 @@ from memsheet.formulas.tapes.evaluate import (
     select_part,
 )
 from memsheet.formulas.tapes.graph import Joined
-from memsheet.formulas.whole_products import WHOLE
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
@@ -72,7 +71,7 @@ def _make_run_config(plan: Plan, engine: Engine) -> RunConfig:
         adapter_dropout=bool(adapter and adapter.dropout),
         adapter_kind=adapter.kind if adapter else AdapterKind.LORA,
         adapter_block=adapter.block_size if adapter else 0,
-        adapter_rank=int(adapter.rank) if adapter and adapter.kind in WHOLE else 0,
+        adapter_rank=int(adapter.rank) if adapter and adapter.kind.whole_product else 0,
         whole=frozenset(adapter.full_modules if adapter else ()),
         stored=stored_as(plan.quantization),
         quantized=plan.quantization is not None,

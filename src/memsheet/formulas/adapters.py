@@ -7,7 +7,7 @@ from __future__ import annotations
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.formulas.whole_products import WHOLE, whole_product
+from memsheet.formulas.whole_products import whole_product
 from memsheet.frozen import dataclass
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32, DType
@@ -46,7 +46,7 @@ def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tens
     """The layer's result with its adapter's. ``base`` gives its one tensor up, which goes when it is used
     up.
     """
-    if at.kind in WHOLE:
+    if at.kind.whole_product:
         branch = whole_product(r, x, at.kind, at.name, at.factors, (at.out, at.width), at.dtype)
         back = x.dtype
         del x

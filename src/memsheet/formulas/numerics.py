@@ -20,7 +20,7 @@ from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.formulas.whole_products import WHOLE, whole_factors
+from memsheet.formulas.whole_products import whole_factors
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import BF16, FP32, DType
@@ -215,7 +215,7 @@ def stored_as(quantization: Quantization | None) -> str:
 
 
 def _factors_beside(weight: Weight, how: RunConfig) -> tuple[tuple[str, tuple[int, int]], ...]:
-    if how.adapter_kind not in WHOLE:
+    if not how.adapter_kind.whole_product:
         return ()
     out, across = (int(size) for size in weight.shape)
     return tuple(whole_factors(how.adapter_kind, out, across, how.adapter_rank))

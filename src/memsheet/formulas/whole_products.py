@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsheet.formulas.tapes.graph import Grad, Tensor
-from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import DType
 from memsheet.plan.plan import AdapterKind
 
 if TYPE_CHECKING:
     from memsheet.formulas.tapes.recorder import Recorder
+    from memsheet.formulas.tapes.tape import Axis, Shape
 
 
-WHOLE = (AdapterKind.LOHA, AdapterKind.LOKR)
 HADAMARD = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from memsheet.late import late_functions
 from memsheet.plan.defaults import (
     ADALORA_TARGETS,
+    ALL_LINEAR,
     FUSED_TARGETS,
     IA3_TARGETS,
     LN_TARGETS,
@@ -35,10 +36,6 @@ STATE_SPACES = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemot
 """What peft refuses, and of which model types."""
 KEYS = ".k_proj."
 """In the path of what projects keys, in modules that are not called attention (nemotron_h's mixers)."""
-ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the head (target_modules); with transformers 5 the stacks of routed
-experts and their routers too (peft 0.21.2 utils/transformers_weight_conversion.py:353, 369).
-"""
 HEADS = ("lm_head", "embed_out", "output_layer")
 """What the output projection is called where it has no tensor of its own but the embeddings' table."""
 OUTSIDE = "is outside the layers"

@@ -79,6 +79,10 @@ PRECISION_DTYPES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 CACHE_DTYPES = (*COMMON_DTYPES, "fp8", "fp8_e5m2", "int8")
 
+ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the head (target_modules); with transformers 5 the stacks of routed
+experts and their routers too (peft 0.21.2 utils/transformers_weight_conversion.py:353, 369).
+"""
 # peft's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 LORA_TARGETS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "phi", "opt", "gptj"), ("q_proj", "v_proj")),

@@ -144,6 +144,11 @@ class AdapterKind(Enum):
         return self in (AdapterKind.PREFIX_TUNING, AdapterKind.PROJECTED_PREFIX)
 
     @property
+    def whole_product(self) -> bool:
+        """Whether its factors are multiplied into a matrix as large as the layer's (``whole_products.py``)."""
+        return self in (AdapterKind.LOHA, AdapterKind.LOKR)
+
+    @property
     def layered(self) -> bool:
         """Whether its prompts are of single layers, from one on."""
         return self in (AdapterKind.LLAMA_ADAPTER, AdapterKind.LLAMA_ADAPTER_V2)

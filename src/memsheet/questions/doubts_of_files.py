@@ -15,7 +15,6 @@ from memsheet.exchange.mistakes.case import TRAINERS
 from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
-from memsheet.exchange.shared.peft_configs import OTHERS, READ
 from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED, LOOPS, absent_files
 from memsheet.exchange.shared.script_places import (
     CARD,
@@ -43,6 +42,7 @@ from memsheet.late import late_functions
 from memsheet.plan.workload import Training
 from memsheet.questions.length_doubts import resting_states, unsaid_length
 from memsheet.questions.named_models import (
+    BY_SIZE,
     bundled_name,
     is_guessed_model,
     likely_served,
@@ -53,7 +53,6 @@ from memsheet.questions.named_models import (
     sized_stand_in,
 )
 from memsheet.questions.recognised_files import engine_default_places
-from memsheet.questions.sized_models import BY_SIZE, sized_model
 from memsheet.questions.spread_layers import (
     even_share,
     exchanged_bytes,
@@ -66,12 +65,11 @@ from memsheet.sheet import Bytes, Component, Sheet
 with late_functions(__name__):
     from memsheet.exchange.shared.loop_places import wraps_by_itself
     from memsheet.exchange.shared.model_classes import class_of_family
+    from memsheet.exchange.shared.peft_configs import names_peft_config
     from memsheet.questions.sized_models import sized_model
 
 
 LEFT_OUT = "the sheet leaves out"
-PEFT_OPTIONS = frozenset(f"script.{name}" for name in (*READ, *OTHERS))
-"""What of an adapter's configuration is not accounted, which may train and keep more than what is."""
 
 
 def without_guessed_stops(
@@ -452,7 +450,7 @@ def _doubt_of_options(reads: Mapping[str, Read], answer: Answer, found: _LeftOpe
         beyond = "" if prompts else "; the range is of one sequence, and more need more"
         least = int(fewer.verdict.device.low) if fewer.verdict else 0
         return Doubt(words + beyond, least, no_most=True)
-    grows = not PEFT_OPTIONS.isdisjoint(found.asked)
+    grows = names_peft_config(found.asked)  # which may train and keep more than what is accounted
     movable = movable_bytes(fewer, found.asked)
     return Doubt(words, least_of(fewer, found.asked), movable_bytes=movable, no_most=grows)
 

@@ -18,7 +18,7 @@ from memsheet.exchange.verdict_doubts import (
     beside_draft,
     both_doubts,
 )
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import NamedTuple, dataclass, replace
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.device import with_less_room
@@ -34,7 +34,6 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.question_parts import parse_question, read_named_model
 from memsheet.questions.stretched_positions import LENGTH
-from memsheet.questions.without_unmodelled import Left
 from memsheet.sheet import STATES, Instant
 from memsheet.units import parse_bytes
 
@@ -45,6 +44,17 @@ with late_functions(__name__):
 
 
 BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
+
+
+class Left(NamedTuple):
+    """A request that is accounted, its answer, why that is not sure to be the files', and what of theirs
+    their program passes over.
+    """
+
+    request: Mapping[str, Any]
+    answer: Answer | None = None
+    doubt: Doubt = Doubt("")
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

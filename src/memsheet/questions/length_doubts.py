@@ -10,7 +10,6 @@ from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange.mistakes import Case
 from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.verdict_doubts import Doubt
-from memsheet.jobs.shorter import MOST_HALVES
 from memsheet.plan.workload import Training
 from memsheet.resolve.length import derived_max_length
 from memsheet.sheet import STATES, Component, Instant, Item
@@ -58,6 +57,8 @@ def limit_doubt(answer: Answer | None, case: Case, flags: Mapping[str, Any]) -> 
     job = answer.plan.workload
     if not isinstance(job, Training) or flags.get("seq_len") or case.request.get("seq_len_kind") != "maximum":
         return Doubt("")
+    from memsheet.jobs.shorter import MOST_HALVES
+
     counted = int(job.seq_len)
     for halves in range(1, MOST_HALVES + 1):
         shorter = case.ask({"seq_len": counted >> halves})

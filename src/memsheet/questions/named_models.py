@@ -5,7 +5,7 @@ opened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import InputError
 from memsheet.exchange import as_stored
@@ -17,12 +17,15 @@ from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
-from memsheet.questions.sized_models import SizedModel
 
+if TYPE_CHECKING:
+    from memsheet.questions.sized_models import SizedModel
 with late_functions(__name__):
     from memsheet.questions.sized_models import sized_model
 
 
+BY_SIZE = ", by its size"
+"""How the name ends of a model that stands in for one by its size."""
 DRAFT = "speculative.model"
 CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$")
 EMPTY = "True"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, worst_sheet
 from memsheet.exchange.joined_files import preferences_in
 from memsheet.exchange.shared.file_format import Read, Together
-from memsheet.exchange.verdict_doubts import TRAINERS_OWN, Ask, Doubt
+from memsheet.exchange.verdict_doubts import Ask, Doubt, trainers_own_batch
 from memsheet.plan.workload import Training
 from memsheet.sheet import Component, Instant
 
@@ -40,7 +40,7 @@ def preference_doubt(reads: Mapping[str, Read], whole: Together, answer: Answer 
     if not isinstance(job, Training):
         return Doubt("")
     said = whole.request.get("microbatch") is not None
-    examples = int(job.microbatch) // whole.rows if said else TRAINERS_OWN
+    examples = int(job.microbatch) // whole.rows if said else trainers_own_batch()
     most = ask({"microbatch": method.rows * examples, "global_batch": None, "loss": "plain"}) or answer
     needs = [int(one.verdict.device.high) for one in (answer, most) if one.verdict]
     logits = LOGIT_BYTES * method.beside * examples * int(job.seq_len or 0) * most.model.vocab

@@ -15,6 +15,7 @@ from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
+from memsheet.questions.named_models import BY_SIZE
 from memsheet.readers.hf_config import read_hf_config
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ OF_MODEL = late_pattern(
 )
 OF_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 """Keys of a configuration whose layers have experts (transformers' own names of them)."""
-BY_SIZE = ", by its size"
 LEAST_BILLIONS, MOST_BILLIONS = 0.01, 1500.0
 LAYERS = "num_hidden_layers"
 

@@ -12,7 +12,7 @@ from memsheet.errors import Problem
 from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES, PART
-from memsheet.questions.sized_models import BY_SIZE
+from memsheet.questions.named_models import BY_SIZE
 
 Request = Mapping[str, Any]
 OVER_STAGES = late_pattern(r"does not divide (\d{1,4}) layers over (\d{1,4}) stages")

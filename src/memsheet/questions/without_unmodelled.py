@@ -10,14 +10,15 @@ from typing import Any
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.verdict_doubts import Doubt, least_of
-from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets
 from memsheet.plan.defaults import NEEDS_WEIGHTS
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.workload import Training
-from memsheet.questions.sized_models import BY_SIZE, NO_EXPERTS
+from memsheet.questions.file_answers import Left
+from memsheet.questions.named_models import BY_SIZE
+from memsheet.questions.sized_models import NO_EXPERTS
 from memsheet.units import format_bytes
 
 with late_functions(__name__):
@@ -61,17 +62,6 @@ TOGETHER = {
 MOST = 6
 
 Ask = Callable[[Mapping[str, Any]], Answer]
-
-
-class Left(NamedTuple):
-    """A request that is accounted, its answer, why that is not sure to be the files', and what of theirs
-    their program passes over.
-    """
-
-    request: Mapping[str, Any]
-    answer: Answer | None = None
-    doubt: Doubt = Doubt("")
-    assumed: tuple[str, ...] = ()
 
 
 def answer_without(

@@ -54,7 +54,6 @@ from memsheet.resolve.serving import (
     usual_options,
     workload_groups,
 )
-from memsheet.resolve.speculative import speculative_of
 from memsheet.resolve.version import check_version
 from memsheet.resolve.without_effect import check_effects
 from memsheet.resolve.workload import max_model_len_of, sequences_of, training_of
@@ -63,6 +62,7 @@ with late_functions(__name__):
     from memsheet.resolve.adapters import adapter_of, in_base_dtype
     from memsheet.resolve.optimizer import optimizer_of
     from memsheet.resolve.recorded_serving import check_recorded_serving
+    from memsheet.resolve.speculative import speculative_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,9 @@ def _resolve_for_engine(
         secondary_shard=gaps.get("secondary_shard", 1, silent=True),
         **optional_plan_fields(gaps, mesh, model, engine),
         before_ampere=cluster is not None and is_older_device(cluster.device, BF16_UNITS),
-        speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
+        speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real)
+        if request.get("speculative.method") is not None
+        else None,
     )
     if task == "infer" and model is not None and model.recording is not None:
         check_recorded_serving(gaps, plan, engine, model)

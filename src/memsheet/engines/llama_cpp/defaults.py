@@ -7,7 +7,7 @@ from memsheet.engines.llama_cpp.gguf_mixes import gguf_named
 from memsheet.engines.llama_cpp.options import LlamaCppOptions
 from memsheet.engines.llama_cpp.splits import MAX_DEVICES, split_points
 from memsheet.engines.shared.adapter_room import adapter_dtype, check_target_names, loaded_adapters
-from memsheet.plan.adapter_targets import ALL_LINEAR
+from memsheet.plan.defaults import ALL_LINEAR
 from memsheet.plan.dtypes import BF16, FP16, FP32, dtype_named
 from memsheet.plan.engine import EngineRules
 from memsheet.plan.gaps import RequestResolver

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.engines.sglang.facts import version_of
 from memsheet.engines.sglang.lora_layers import ADAPTERS, JOINED, SINCE, TAG
 from memsheet.engines.shared.adapter_room import ENDS, adapter_dtype, adapter_slots, check_target_names
-from memsheet.plan.adapter_targets import ALL_LINEAR
+from memsheet.plan.defaults import ALL_LINEAR
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts, linear_names
 from memsheet.plan.model import ModelSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.engines.shared.adapter_room import ENDS, adapter_dtype, adapter_slots, check_target_names
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.lora_releases import ADAPTERS, JOINED, RANK, Facts, facts_of
-from memsheet.plan.adapter_targets import ALL_LINEAR
+from memsheet.plan.defaults import ALL_LINEAR
 from memsheet.plan.dtypes import BF16, FP16
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts, linear_names, router_names

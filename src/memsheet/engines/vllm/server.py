@@ -19,15 +19,11 @@ from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.given_pool import checked_bytes, pool_bytes, pool_flag
 from memsheet.engines.vllm.graphs import driver_note, graph_items, largest_recorded
-from memsheet.engines.vllm.host_weights import with_host_weights
 from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of, with_packed_ends
 from memsheet.engines.vllm.log_lines import start_up
-from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
-from memsheet.engines.vllm.lora_buffers import buffer_item
 from memsheet.engines.vllm.online import unquantized_items
 from memsheet.engines.vllm.options import vllm_options
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
-from memsheet.engines.vllm.pictures import deepstack_items, layer_embedding_items
 from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
@@ -61,6 +57,10 @@ from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, 
 
 with late_functions(__name__):
     from memsheet.engines.vllm.deepep import fixed_buffer_bytes
+    from memsheet.engines.vllm.host_weights import with_host_weights
+    from memsheet.engines.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
+    from memsheet.engines.vllm.lora_buffers import buffer_item
+    from memsheet.engines.vllm.pictures import deepstack_items, layer_embedding_items
 
 
 LOADED = (Instant.LOAD,)
@@ -99,9 +99,12 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
             ways_of(release_of(plan.engine_version)),
         )
         tensors = with_packed_ends(loaded_tensors(built, plan, ways), plan)
-        held = with_host_weights(part, plan, loaded_items(built, plan, tensors, LOADED, ways))[0]
+        held = loaded_items(built, plan, tensors, LOADED, ways)
+        if vllm_options(plan).host_weights_gib:
+            held = with_host_weights(part, plan, held)[0]
         held += unquantized_items(built, plan, tensors)
-        held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
+        if plan.served_adapters is not None:
+            held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_for(release_of(plan.engine_version), plan)
     stages = _stages(spec, plan, cluster)
@@ -127,11 +130,15 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
     built = as_built(part, release)
     held = with_packed_ends(loaded_tensors(built, plan, WAYS), plan)
     loaded = loaded_items(built, plan, held, EVERY, ways_of(release))
-    loaded, copied = with_host_weights(part, plan, loaded)
+    copied = list[Item]()
+    if vllm_options(plan).host_weights_gib:
+        loaded, copied = with_host_weights(part, plan, loaded)
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
-    loaded += [*deepstack_items(part, plan), *layer_embedding_items(part, plan, release)]
-    loaded += [*lora_items(part, plan, release, EVERY)]
+    if part.towers:
+        loaded += [*deepstack_items(part, plan), *layer_embedding_items(part, plan, release)]
+    if plan.served_adapters is not None:
+        loaded += lora_items(part, plan, release, EVERY)
     states = _sampler_states(part, plan, release)
     assert plan.serving.max_batched_tokens is not None
     assert plan.serving.max_sequences is not None
@@ -147,17 +154,15 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}}
     )
     largest = largest_recorded(plan, release, cluster.device if cluster else None)
-    graphs = recorded_twice(graph_items(part, plan, release, largest, cluster), plan, release)
+    graphs = graph_items(part, plan, release, largest, cluster)
     most = {
         Instant.PREFILL: plan.serving.max_batched_tokens,
         Instant.DECODE: minimum(plan.serving.max_batched_tokens, plan.serving.max_sequences),
     }
-    working = (
-        *working,
-        *buffer_item(
-            part, plan, release, {when: (most[when], peak) for when, peak in peaks.items()}, cluster
-        ),
-    )
+    if plan.served_adapters is not None:
+        graphs = recorded_twice(graphs, plan, release)
+        tokens = {when: (most[when], peak) for when, peak in peaks.items()}
+        working = (*working, *buffer_item(part, plan, release, tokens, cluster))
     tensors = [
         *loaded,
         *working,
@@ -329,7 +334,7 @@ def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
 @formula(cites=PAGED_SERVER_CODE, at="v0.33.0 config/lora.py:42: adapters to copy from; config/offload.py")
 def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """Adapters and weights that a rank keeps on the host, in bytes."""
-    adapters = lora_host_bytes(spec, plan)
+    adapters = lora_host_bytes(spec, plan) if plan.served_adapters is not None else 0
     if not vllm_options(plan).host_weights_gib:
         return adapters
     plan, release = group_plan(plan), release_of(plan.engine_version)

@@ -4,7 +4,6 @@ the script's. Read as text, never run.
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -177,7 +176,7 @@ def described_launches(text: str, name: str) -> str:
     shell's; nothing where it says no such command.
     """
     try:
-        told = "\n\n".join(_own_texts(ast.parse(text)))
+        told = "\n\n".join(_own_texts(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     said = "\n\n".join(_command_blocks(told))
@@ -185,11 +184,12 @@ def described_launches(text: str, name: str) -> str:
     return said if own else ""
 
 
-def _own_texts(module: ast.Module) -> Iterator[str]:
+def _own_texts(text: str) -> Iterator[str]:
     """Texts that stand for themselves at the top of a module: its docstring, and those behind it."""
+    import ast
     from inspect import cleandoc
 
-    for statement in module.body:
+    for statement in ast.parse(text).body:
         held = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(held, ast.Constant) and isinstance(held.value, str):
             yield cleandoc(held.value)

@@ -7,8 +7,7 @@ from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.script_places import BRANCH, CLASS, LINE, SCOPE, WHOLE
-from memsheet.plan.adapter_targets import ALL_LINEAR
-from memsheet.plan.defaults import IA3_INPUTS
+from memsheet.plan.defaults import ALL_LINEAR, IA3_INPUTS
 
 LORA, IA3, VERA, PROMPT = "LoraConfig", "IA3Config", "VeraConfig", "PromptTuningConfig"
 ADALORA, OFT, ENCODED, PREFIX = "AdaLoraConfig", "OFTConfig", "PromptEncoderConfig", "PrefixTuningConfig"
@@ -52,6 +51,11 @@ NOTHING: tuple[Any, ...] = (None, False, [], {})
 """Values of an argument that ask for nothing (peft tuners/lora/config.py: what they default to)."""
 MODEL_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
 """Embeddings and heads by the names that families have for them: what is trained whole beside adapters."""
+
+
+def names_peft_config(places: Iterable[str]) -> bool:
+    """Whether places of a script are of a configuration class of an adapter."""
+    return not frozenset(f"script.{name}" for name in (*READ, *OTHERS)).isdisjoint(places)
 
 
 def trains_beside(values: Mapping[str, Any]) -> bool:

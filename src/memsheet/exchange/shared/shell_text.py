@@ -5,14 +5,18 @@ it stands.
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from memsheet.guard.budget import CHARACTERS, Budget
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.shell_sums import whole_number_sum
+
 
 NAMED = late_pattern(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 USED = late_pattern(
@@ -38,9 +42,6 @@ DEEPEST, MOST_OPEN = 3, 64
 """Defaults, and conditions, that stand in one another."""
 SHORT_WORD = 4
 """Characters of a text to a word of it, at the least, as texts are taken apart."""
-OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
 COMPARED: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
@@ -274,17 +275,6 @@ def sums_summed_up(word: str) -> str:
 def _sum_text(text: str, whole: str) -> str:
     """What a sum of whole numbers comes to, as text; as it stands where it is none."""
     try:
-        return str(_sum_value(ast.parse(" ".join(text.split()).replace("/", "//"), mode="eval").body))
+        return str(whole_number_sum(text))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return whole
-
-
-def _sum_value(node: ast.expr) -> int:
-    match node:
-        case ast.Constant(int(value)):
-            return value
-        case ast.BinOp(left, how, right) if type(how) in OPERATORS:
-            return OPERATORS[type(how)](_sum_value(left), _sum_value(right))
-        case ast.UnaryOp(ast.USub(), inner):
-            return -_sum_value(inner)
-    raise ValueError

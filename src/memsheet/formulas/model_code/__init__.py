@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING
 
 from memsheet.arith import Count
 from memsheet.errors import Problem, input_error
-from memsheet.formulas.model_code.shared_tables import LetGo
-from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
-from memsheet.formulas.tapes.evaluate import NOTHING, Beside
-from memsheet.formulas.tapes.graph import Joined, Tensor
-from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine import Engine
@@ -27,10 +22,13 @@ from memsheet.plan.workload import PassShape, Training
 
 if TYPE_CHECKING:
     from memsheet.formulas.graph_captures import Captured
-
-if TYPE_CHECKING:
+    from memsheet.formulas.model_code.shared_tables import LetGo
     from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+    from memsheet.formulas.tapes.evaluate import Beside
+    from memsheet.formulas.tapes.graph import Joined, Tensor
     from memsheet.formulas.tapes.recorder import Recorder
+    from memsheet.formulas.tapes.tape import Shape
 
 
 def _as_it_is(spec: ModelSpec, _: Plan) -> ModelSpec:
@@ -42,7 +40,15 @@ def _same_plan(plan: Plan) -> Plan:
 
 
 def _nothing_shared(*_: object) -> BytesByPath:
+    from memsheet.formulas.tapes.bytes_by_path import EMPTY
+
     return EMPTY
+
+
+def _nothing_let_go(*_: object) -> LetGo:
+    from memsheet.formulas.model_code.shared_tables import LetGo
+
+    return LetGo()
 
 
 def _nothing_captured(*_: object) -> None:
@@ -50,6 +56,8 @@ def _nothing_captured(*_: object) -> None:
 
 
 def _nothing_beside(*_: object) -> Beside:
+    from memsheet.formulas.tapes.evaluate import NOTHING
+
     return NOTHING
 
 
@@ -94,7 +102,7 @@ class ModelCode:
     plan_numerics: Callable[[Plan, RunConfig], RunConfig] = lambda _, how: how
     masks: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
     until_loss: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
-    let_go: Callable[[ModelSpec, Plan, RunConfig], LetGo] = lambda *_: LetGo()
+    let_go: Callable[[ModelSpec, Plan, RunConfig], LetGo] = _nothing_let_go
     made_again: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
     masks_inside: bool = False

@@ -11,8 +11,6 @@ from functools import lru_cache
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import buffer_tensors, parameter_tensors, tower_tensors
-from memsheet.formulas.whole_products import WHOLE as WHOLE_PRODUCTS
-from memsheet.formulas.whole_products import whole_factors
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.plan.defaults import IA3_INPUTS
@@ -37,6 +35,7 @@ from memsheet.sheet import Component
 
 with late_functions(__name__):
     from memsheet.formulas.adapters import rotated_blocks
+    from memsheet.formulas.whole_products import whole_factors
 
 
 EIGHT_BIT_MINIMUM = 4096
@@ -192,7 +191,7 @@ def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) 
         for name in ("rows", "cols"):  # of the upper triangle
             yield Held(f"{module}.oft_R.{name}", above[1:], INT64, False, Role.BUFFER, times)
         return
-    if kind in WHOLE_PRODUCTS:
+    if kind.whole_product:
         for name, factor in whole_factors(kind, int(shape[0]), int(shape[1]), int(rank)):
             yield Held(f"{module}.{name}", factor, dtype, True, Role.LINEAR, times)
         return

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.transformers.families import CLASSES, VISION, family_traits, of_tower
-from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
@@ -70,6 +69,7 @@ with late_functions(__name__):
         shared_tables,
     )
     from memsheet.formulas.packed_linear import awq_axes
+    from memsheet.formulas.tapes.evaluate import with_products
 
 if TYPE_CHECKING:
     from memsheet.formulas.numerics import RunConfig
@@ -151,14 +151,20 @@ def transformers_spec(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with a pooler as a part of the head that takes what it makes, and with projections joined as
     the plan names them.
     """
-    spec = spec_with_shared_matrices(spec_with_prompts(spec_with_fused_qkv(spec, plan), plan), plan)
-    spec = spec_with_fp32_stream(spec_with_norms(spec_with_prefix(spec, plan), plan))
+    if plan.adapter is not None or spec.source.own_code:
+        spec = spec_with_fused_qkv(spec, plan)
+    if plan.virtual_tokens:
+        spec = spec_with_prompts(spec, plan)
+    if plan.adapter is not None:
+        spec = spec_with_norms(spec_with_prefix(spec_with_shared_matrices(spec, plan), plan), plan)
+    if any(block.wide_residual for block in spec.blocks()):
+        spec = spec_with_fp32_stream(spec)
     job = plan.workload if isinstance(plan.workload, Training) else None
     if job and spec.model_type in VISION and spec.towers and agreed(job.image_tokens > 0):
         spec = with_pictures(spec, plan)
     if job and of_pictures(spec.embeddings) and spec.head.kind == "classification" and spec.head.weights:
         return replace(spec, head=replace(spec.head, kind=CLASSES))
-    own = pooler_weights(spec.extras, spec.head)
+    own = pooler_weights(spec.extras, spec.head) if spec.extras else ()
     if own:
         return replace(spec, extras=(), head=replace(spec.head, weights=(*own, *spec.head.weights)))
     if job and pools_states(spec) and agreed(plan.mesh.pp == 1):

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memsheet.formulas.tapes.graph import Tensor
-from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import replace
 from memsheet.plan.defaults import FUSED_TARGETS
 from memsheet.plan.dtypes import FP32
@@ -21,7 +19,9 @@ from memsheet.plan.verified_families import JOINED_QKV
 from memsheet.plan.workload import Training
 
 if TYPE_CHECKING:
+    from memsheet.formulas.tapes.graph import Tensor
     from memsheet.formulas.tapes.recorder import Recorder
+    from memsheet.formulas.tapes.tape import Shape
 
 
 KIND = "qwen"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.transformers.families import DELTA, LLAMA4, family_traits
-from memsheet.formulas.tapes.graph import Tensor
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP32
@@ -49,6 +48,7 @@ with late_functions(__name__):
 
 if TYPE_CHECKING:
     from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.graph import Tensor
     from memsheet.formulas.tapes.recorder import Recorder
 with late_functions(__name__):
     from memsheet.formulas.model_code.transformers.norms import apply_norm
