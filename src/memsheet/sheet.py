@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
-from weakref import WeakValueDictionary
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import Count, is_zero, maximum, minimum
 from memsheet.frozen import dataclass, field
 from memsheet.references import Reference
+
+if TYPE_CHECKING:
+    from weakref import WeakValueDictionary
 
 
 class Component(Enum):
@@ -81,11 +84,11 @@ class Instant(Enum):
             return None
         if found[2] not in cls._value2member_map_:
             return None
-        if (known := _PHASED.get(value)) is not None:
+        if (known := _phased_instants().get(value)) is not None:
             return known
         made = object.__new__(cls)
         made._name_, made._value_ = value.upper(), value
-        _PHASED[value] = made
+        _phased_instants()[value] = made
         return made
 
     def of_phase(self, phase: str) -> Instant:
@@ -103,8 +106,14 @@ class Instant(Enum):
         return Instant(str(self.value).rpartition("/")[2]) if self.phase else self
 
 
-_PHASED: WeakValueDictionary[str, Instant] = WeakValueDictionary()
-"""Instants of phases that anybody holds: each is one object, as members are."""
+@cache
+def _phased_instants() -> WeakValueDictionary[str, Instant]:
+    """Instants of phases that anybody holds: each is one object, as members are."""
+    from weakref import WeakValueDictionary
+
+    return WeakValueDictionary()
+
+
 PHASE_NAME = r"[a-z][a-z0-9_]{0,39}"
 PHASE_INSTANT = re.compile(rf"({PHASE_NAME})/([a-z_]+)")
 TRAINED = (Instant.FORWARD, Instant.BACKWARD, Instant.OPTIMIZER_STEP)

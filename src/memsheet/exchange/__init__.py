@@ -22,8 +22,8 @@ from memsheet.exchange.shared.named_server import NamedServer, joined_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
 from memsheet.exchange.shared.script_places import BY_NAMES, NOTEBOOK, UNSAID
-from memsheet.exchange.shared.serve_pods import given_to
 from memsheet.exchange.shared.serve_script import OTHERS, starts_servers_alone, unread_servers
+from memsheet.exchange.shared.visible_cards import given_to
 from memsheet.frozen import replace
 from memsheet.guard.budget import MOST_LINES, MOST_SCRIPT, TooMuchError, is_long_script
 from memsheet.late import late_functions

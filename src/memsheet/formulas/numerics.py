@@ -6,21 +6,10 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
-from memsheet.formulas.adapters import (
-    Blocks,
-    Branch,
-    rotated_blocks,
-    scales_inputs,
-    until_here,
-    with_adapter,
-    with_factors,
-    with_rotation,
-)
 from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.formulas.whole_products import whole_factors
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import BF16, FP32, DType
@@ -29,7 +18,16 @@ from memsheet.plan.model import Attention, Mixer, Role, Weight
 from memsheet.plan.plan import AdapterKind, AttentionKind, Plan, Quantization
 
 with late_functions(__name__):
+    from memsheet.formulas.adapters import (
+        rotated_blocks,
+        scales_inputs,
+        until_here,
+        with_adapter,
+        with_factors,
+        with_rotation,
+    )
     from memsheet.formulas.int8 import int8_linear
+    from memsheet.formulas.whole_products import whole_factors
 
 
 class AttentionKernel(Enum):
@@ -151,6 +149,8 @@ def vocabulary_table(
 
 def head_adapter(r: Recorder, x: Tensor, base: list[Tensor], how: RunConfig) -> Tensor:
     """Logits with LoRA's of the output projection, which no format quantizes."""
+    from memsheet.formulas.adapters import Branch
+
     assert how.adapter_dtype is not None
     branch = Branch(
         kind=how.adapter_kind,
@@ -230,6 +230,8 @@ def record_linear(
     dtype = how.adapter_dtype if last in how.adapter_targets else None
     scaled = how.adapter_kind is AdapterKind.IA3 and dtype is not None
     if dtype is not None and how.adapter_kind is AdapterKind.OFT:
+        from memsheet.formulas.adapters import Blocks
+
         number, size = rotated_blocks(int(weight.shape[1]), how.adapter_block)
         rotated = with_rotation(r, x, Blocks(number=number, size=size, dtype=dtype), name)
         alone = replace(how, adapter_targets=frozenset())
@@ -254,6 +256,8 @@ def record_linear(
     if scaled and dtype:
         return result if scales_inputs(last) else with_factors(r, result, out, dtype, name)
     if dtype is not None:
+        from memsheet.formulas.adapters import Branch
+
         if how.quantized and STORED[how.stored].clones:
             result = r.copy(result, result.shape, f"{name}/output")
         base = [result]

@@ -16,7 +16,6 @@ from memsheet.engines.transformers.widest_layer import (
     largest_layer_bytes,
     tower_bytes,
 )
-from memsheet.formulas.model_code.recorded import record_notes
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
@@ -32,12 +31,12 @@ from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.verified_families import TP_LATENT
-from memsheet.recording import ENCODER_DECODER
 from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 
 with late_functions(__name__):
     from memsheet.engines.transformers.recorded_steps import recorded_step_bytes, recorded_working_items
+    from memsheet.formulas.model_code.recorded import record_notes
 
 
 MOST = 2**62
@@ -168,9 +167,12 @@ def _prefill_cache_bytes(after: Count, late: Count, *, known: bool) -> Bytes:
 
 def reads_encoded(spec: ModelSpec) -> bool:
     """Whether prompts are an encoder's, and the decoder's own tokens are made one by one."""
-    recorded = spec.recording is not None and spec.recording.stacks == ENCODER_DECODER
-    roles = {stack.role for stack in spec.stacks}
-    return recorded or {"encoder", "decoder"} <= roles
+    if spec.recording is not None:
+        from memsheet.recording import ENCODER_DECODER
+
+        if spec.recording.stacks == ENCODER_DECODER:
+            return True
+    return {"encoder", "decoder"} <= {stack.role for stack in spec.stacks}
 
 
 def _memory_tokens(spec: ModelSpec, prompt: Count) -> Count:

@@ -13,7 +13,6 @@ from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rot
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token
-from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import evaluate_tape
 from memsheet.frozen import dataclass, replace
@@ -501,6 +500,8 @@ def _vision_tower_bytes(tower: Tower, plan: Plan, work: Work) -> Count:
     ]
     patches: Count = reduce(maximum, rows, tower.tokens_per_image or 0)
     if is_zero(patches):
+        from memsheet.formulas.serving.widest_layer import MERGED_PATCHES
+
         patches = MERGED_PATCHES * work.tokens
     image = replace(work, tokens=patches)
     blocks = dict.fromkeys(block for run in tower.stack.runs for block in run.pattern)

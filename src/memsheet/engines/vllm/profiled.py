@@ -8,17 +8,21 @@ from collections.abc import Mapping
 from functools import reduce
 
 from memsheet.arith import Count, ceil_div, given_or, maximum, minimum
-from memsheet.engines.vllm.pictures import kept_pictures
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.widest_layer import beside_residual, layer_bytes
 from memsheet.frozen import dataclass
+from memsheet.late import late_functions
 from memsheet.plan.model import LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
-from memsheet.sheet import Bytes, Cited, Component, Instant, Item
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item
 from memsheet.units import MIB
+
+with late_functions(__name__):
+    from memsheet.engines.vllm.pictures import kept_pictures
+
 
 AT_PROFILE = Cited(PAGED_SERVER_CODE, "v1/worker/gpu_model_runner.py profile_run")
 CONTEXT_TOKENS = 64 * 1024
@@ -68,7 +72,7 @@ def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
     rows, dtype, pictures = (
         minimum(tokens, plan.serving.max_sequences),
         plan.precision.compute,
-        kept_pictures(part, plan, release),
+        kept_pictures(part, plan, release) if part.towers else NOTHING,
     )
     if part.head.kind == "none" or not makes_tokens(part):
         layer = profiled_layer_bytes(part, plan, tokens)

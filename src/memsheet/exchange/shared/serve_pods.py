@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import input_error
-from memsheet.exchange.shared.file_format import Read
 from memsheet.exchange.shared.named_server import GPU, NamedServer
 from memsheet.exchange.shared.serve_script import (
     ALONE,
@@ -22,8 +21,6 @@ from memsheet.exchange.shared.serve_script import (
     server_flags_index,
     split_line_commands,
 )
-from memsheet.exchange.shared.visible_cards import CARDS
-from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 
 KINDS = frozenset(
@@ -232,23 +229,6 @@ def starts_a_server(text: str) -> bool:
         for line in script_lines(text)
         for part in split_line_commands(line)
     )
-
-
-def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:
-    """What was read, with the cards of the container, or of the process, where they are fewer than the
-    command takes.
-    """
-    if gpus is None and isinstance(held := found.values.get(CARDS), list):
-        gpus, at = held
-    ranks = 1
-    for axis in ("dp_replicate", "tp", "pp"):
-        size = found.request.get(f"mesh.{axis}", 1)
-        ranks *= size if isinstance(size, int) else 1
-    if gpus is None or gpus >= ranks:
-        return found
-    short = (CARDS, f"{at} gives {gpus}, and the command takes {ranks}")
-    values = {**found.values, CARDS: [gpus, at]}
-    return replace(found, unmodelled=(*found.unmodelled, short), values=values)
 
 
 def container_gpu_limit(container: Mapping[str, Any]) -> int | None:

@@ -12,8 +12,13 @@ from functools import lru_cache
 from itertools import dropwhile
 
 from memsheet.exchange.shared.python_switches import last_switch_index
-from memsheet.exchange.shared.shell_loops import QUIET
-from memsheet.exchange.shared.shell_text import NAMED_SUM, squeeze_sums, sums_summed_up, with_numbers_named
+from memsheet.exchange.shared.shell_text import (
+    NAMED_SUM,
+    QUIET,
+    squeeze_sums,
+    sums_summed_up,
+    with_numbers_named,
+)
 from memsheet.guard.budget import Budget, TooMuchError
 from memsheet.patterns import late_pattern
 

@@ -8,24 +8,18 @@ import re
 from collections.abc import Collection, Iterator
 
 from memsheet.exchange.shared.shell_syntax import Body, Branch, Chain, Choice, Group, Loop, Node, Simple
+from memsheet.exchange.shared.shell_text import QUIET
 from memsheet.exchange.shared.shell_tokens import LIST, WORD, Token
 from memsheet.patterns import late_pattern
 
 ASSIGNED = late_pattern(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _ARGUMENTS = late_pattern(r"\$(?:#|[@*]|\d|\{\d)|\bgetopts?\b")
-_QUIET = """
-    echo printf mkdir export local declare readonly typeset set unset sleep wait kill rm cp mv cd pushd popd touch cat tee shift return
-    continue break exit true false : [ [[ test let read source . trap date hostname ls grep sed awk tr cut head tail wc find chmod ln module
-    conda pip pip3 ulimit nvidia-smi which command git wget curl tar unzip scontrol rsync dirname basename realpath jq
-"""
 ALONE_NAME = late_pattern(r"\$(?:\{(?=\w+\}))?([A-Za-z_]\w*)\}?")
 RUNS_TEXTS = frozenset({"eval", "ssh", "tmux", "screen", "pdsh", "su", "sbatch", "script", "gcloud"})
 """Programs that are given commands as texts, beside shells (``bash -c``), which every reader knows."""
 SHELLS = frozenset({"bash", "sh", "zsh"})
 DEEPEST_TEXT = 3
 """Texts of commands that stand in one another."""
-QUIET = frozenset(_QUIET.split())
-"""Commands that start no job."""
 
 
 def is_assignment(token: Token) -> bool:

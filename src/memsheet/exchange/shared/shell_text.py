@@ -32,6 +32,13 @@ NAMED_SUM = late_pattern(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
 BARE_NAME = late_pattern(r"[A-Za-z_]\w{0,63}")
 SPACED_SUM = late_pattern(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
 EXPRESSION = late_pattern(r"[$`]\(?expr ([^()`\n]+)[)`]")
+_QUIET = """
+    echo printf mkdir export local declare readonly typeset set unset sleep wait kill rm cp mv cd pushd popd touch cat tee shift return
+    continue break exit true false : [ [[ test let read source . trap date hostname ls grep sed awk tr cut head tail wc find chmod ln module
+    conda pip pip3 ulimit nvidia-smi which command git wget curl tar unzip scontrol rsync dirname basename realpath jq
+"""
+QUIET = frozenset(_QUIET.split())
+"""Commands that start no job."""
 ENDS = (";", "&&", "||", "|", "&")
 LEADS = ("export", "then", "do", "else", "local", "readonly", "declare", "time", "set")
 MOST_EXPANDED, MOST_HELD, MOST_TEXT = 40_000, 20_000, 2**14

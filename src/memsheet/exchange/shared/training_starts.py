@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from memsheet.exchange.shared.shell_loops import ASSIGNED, nodes_below
-from memsheet.exchange.shared.shell_syntax import Simple, parse_shell
-from memsheet.exchange.shared.shell_tokens import WORD, NoShellError
 from memsheet.guard.budget import is_long_script
 from memsheet.patterns import late_pattern
 
@@ -28,6 +25,8 @@ def texts_of_starts(text: str) -> Mapping[str, str]:
     """
     if is_long_script(text) or len(STARTS.findall(text)) < 2:
         return {}
+    from memsheet.exchange.shared.shell_tokens import NoShellError
+
     try:
         places = sorted(_places_of_starts(text))
     except (NoShellError, RecursionError):
@@ -47,6 +46,10 @@ def texts_of_starts(text: str) -> Mapping[str, str]:
 
 def _places_of_starts(text: str) -> Iterator[tuple[int, int]]:
     """Where the commands stand that may start a training."""
+    from memsheet.exchange.shared.shell_loops import ASSIGNED, nodes_below
+    from memsheet.exchange.shared.shell_syntax import Simple, parse_shell
+    from memsheet.exchange.shared.shell_tokens import WORD
+
     for node in nodes_below(parse_shell(text)):
         if not isinstance(node, Simple) or not STARTS.search(text, node.at, node.end):
             continue

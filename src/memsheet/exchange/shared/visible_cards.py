@@ -6,8 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from memsheet.exchange.shared.named_server import GPU
+from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.file_format import Read
 
 CARDS = "cards that it is given"
 """The place of how many there are, and where that is said, among the values of a server's command."""
@@ -59,3 +65,20 @@ def python_exports(text: str) -> str:
     """
     told = {one["ids"].strip(",") for one in _IN_PYTHON.finditer(text)}
     return f"export {VISIBLE}={told.pop()}\n" if len(told) == 1 else ""
+
+
+def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:
+    """What was read, with the cards of the container, or of the process, where they are fewer than the
+    command takes.
+    """
+    if gpus is None and isinstance(held := found.values.get(CARDS), list):
+        gpus, at = held
+    ranks = 1
+    for axis in ("dp_replicate", "tp", "pp"):
+        size = found.request.get(f"mesh.{axis}", 1)
+        ranks *= size if isinstance(size, int) else 1
+    if gpus is None or gpus >= ranks:
+        return found
+    short = (CARDS, f"{at} gives {gpus}, and the command takes {ranks}")
+    values = {**found.values, CARDS: [gpus, at]}
+    return replace(found, unmodelled=(*found.unmodelled, short), values=values)

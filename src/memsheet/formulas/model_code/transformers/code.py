@@ -183,9 +183,14 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     (enable_input_require_grads).
     """
     asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
+    options = how.options
+    if plan.context_parallel is not None:
+        options |= ring_options(plan)
+    if plan.quantization is not None:
+        options |= expert_options(plan)
     return replace(
         how,
-        options=how.options | ring_options(plan) | expert_options(plan),
+        options=options,
         keeps_scores=softmax_keeps_input(plan.engine_version),
         asks_grad=asks,
         handed_low=casts_arguments(plan),

@@ -7,6 +7,7 @@ from memsheet.formulas.model_code.transformers.chosen_kernels import needs_mask
 from memsheet.formulas.model_code.transformers.families import EXCHANGED, RING, family_traits
 from memsheet.formulas.model_code.transformers.language_stacks import (
     attention_mixers,
+    has_pictures,
     language_blocks,
     language_stacks,
     reads_other_stack,
@@ -35,7 +36,8 @@ def shared_tables(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig)
     """What all layers share and keep for backward: rotary tables, which bucket a distance is in."""
     tables = [("model.rotary_emb", size) for size in _table_sizes(spec, shape, how, copied=False)]
     tables += [("model", size) for size in _lowered_tables(spec, plan, shape, how)]
-    tables += kept_beside(spec, plan, how)
+    if has_pictures(spec):
+        tables += kept_beside(spec, plan, how)
     saved = (
         saved_biases(spec, plan, shape, how)
         if reads_other_stack(spec) and not keeps_masks(spec, plan)
