@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import cache
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import Count, is_zero, maximum, minimum
 from memsheet.frozen import dataclass, field
+from memsheet.patterns import late_pattern
 from memsheet.references import Reference
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _phased_instants() -> WeakValueDictionary[str, Instant]:
 
 
 PHASE_NAME = r"[a-z][a-z0-9_]{0,39}"
-PHASE_INSTANT = re.compile(rf"({PHASE_NAME})/([a-z_]+)")
+PHASE_INSTANT = late_pattern(rf"({PHASE_NAME})/([a-z_]+)")
 TRAINED = (Instant.FORWARD, Instant.BACKWARD, Instant.OPTIMIZER_STEP)
 """Instants of training alone."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 from memsheet.errors import input_error
+from memsheet.patterns import late_pattern
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _FACTORS = {
     "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-_SIZE = re.compile(r"^\s*(\d{1,18})(?:\.(\d{1,9}))?\s*([a-zA-Z]*)\s*$", re.ASCII)
+_SIZE = late_pattern(r"^\s*(\d{1,18})(?:\.(\d{1,9}))?\s*([a-zA-Z]*)\s*$", re.ASCII)
 
 
 def parse_bytes(text: str, field: str = "size") -> int:
@@ -37,7 +38,7 @@ def parse_bytes(text: str, field: str = "size") -> int:
     return int(whole + fraction) * _FACTORS[unit] // int(10 ** len(fraction))
 
 
-_RATE = re.compile(r"^\s*(\d{1,12})(?:\.(\d{1,9}))?\s*([KMGT]?)(bit|B)/s\s*$", re.ASCII)
+_RATE = late_pattern(r"^\s*(\d{1,12})(?:\.(\d{1,9}))?\s*([KMGT]?)(bit|B)/s\s*$", re.ASCII)
 _THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 

@@ -6,7 +6,6 @@ unknown   what a flag may have been meant as
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 from memsheet.cli.commands import COMMANDS, Command
 from memsheet.cli.flags import Flag
 from memsheet.errors import Problem, input_error, nearest_words, raise_if_problems
+from memsheet.patterns import late_pattern
 from memsheet.plan.aliases import SHORT_FLAGS
 
 Given = SimpleNamespace
@@ -37,7 +37,7 @@ ON_OFF = {
     "off": False,
     "0": False,
 }
-_DASHED_VALUE = re.compile(r"-(?:\.?\d.*)?")
+_DASHED_VALUE = late_pattern(r"-(?:\.?\d.*)?")
 """Words with a dash that are values all the same: numbers below zero, and stdin."""
 Spelled = Mapping[str, tuple[Flag, bool]]
 

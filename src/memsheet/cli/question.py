@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,12 +12,13 @@ from memsheet.cli.forms import check_form, write_form
 from memsheet.cli.line import Given
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json, read_stdin
+from memsheet.patterns import late_pattern
 from memsheet.plan.values import parse_whole_number
 from memsheet.plan.words import in_our_words
 from memsheet.report.shared.exit_codes import EXIT
 from memsheet.units import parse_bytes
 
-_FUNCTION = re.compile(r".+\.py:\w+")
+_FUNCTION = late_pattern(r".+\.py:\w+")
 
 
 def run_job(ask: Callable[..., Answer], asked: Given) -> int:

@@ -353,8 +353,9 @@ def _training_beside(
     """The training of a script that starts engines of the same program beside it or before it, which has
     what it shares with none of them; None of any other file.
     """
-    own = {one.name for one in servers} <= {one.name for one in swift_servers(name, text, parsers["yaml"])}
-    if not servers or not own or not OWN_TRAINING.search(text):
+    if not servers or not OWN_TRAINING.search(text):
+        return None
+    if not {one.name for one in servers} <= {one.name for one in swift_servers(name, text, parsers["yaml"])}:
         return None
     found = _recognise_format(name, text, parsers)
     told = ", ".join(dict.fromkeys(f"{one.name} of {name}" for one in servers))

@@ -7,6 +7,7 @@ from enum import Enum
 
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass, replace
+from memsheet.patterns import late_pattern
 
 MAX_DEVICES = 2**20
 """More than any cluster built so far; a larger count is a typing error."""
@@ -152,14 +153,14 @@ def cluster_of(
     )
 
 
-_GPUS = re.compile(
+_GPUS = late_pattern(
     r"^\s*(?:([+-]?\d+)\s*[xX×*]\s*|([1-9]\d{0,2})\s+(?!g[i]?b\b)(?=\S))?(\S(?:.{0,98}\S)?)\s*$",
     re.IGNORECASE,
 )
-_COUNT_LAST = re.compile(r"^\s*(\S(?:.{0,98}?\S)?)\s*(?:\s[xX×]\s*|:)(\d{1,7})\s*$")
-_JOINED_COUNT = re.compile(r"^\s*(?!\d+\s*[xX×*])(\S.{0,98}?\d[a-zA-Z]{0,8}?)[xX×](\d{1,4})\s*$")
+_COUNT_LAST = late_pattern(r"^\s*(\S(?:.{0,98}?\S)?)\s*(?:\s[xX×]\s*|:)(\d{1,7})\s*$")
+_JOINED_COUNT = late_pattern(r"^\s*(?!\d+\s*[xX×*])(\S.{0,98}?\d[a-zA-Z]{0,8}?)[xX×](\d{1,4})\s*$")
 """``H100x8``: a count behind a name that ends in a number, with nothing between."""
-_SEVERAL = re.compile(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]")
+_SEVERAL = late_pattern(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]")
 CARD_DIGITS = 4
 """Digits of a card that people call by its number alone."""
 MIXED = "names several kinds of device or node, and only equal ones are planned for"

@@ -4,13 +4,13 @@ it in (``memsheet/engines/<name>``).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from memsheet.frozen import dataclass
+from memsheet.patterns import late_pattern
 from memsheet.plan.plan import SpeculativeMethod
 
-NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+NUMBER = late_pattern(r"(\d+)\.(\d+)(?:\.(\d+))?")
 NEWEST = (10**6,)
 Release = tuple[int, ...]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.guard import MAX_INT
+from memsheet.patterns import late_pattern
 from memsheet.plan.check import RULES
 
-_WHOLE = re.compile(r"[+-]?\d{1,18}")
-_THOUSANDS = re.compile(r"(\d{1,6})k", re.IGNORECASE)
+_WHOLE = late_pattern(r"[+-]?\d{1,18}")
+_THOUSANDS = late_pattern(r"(\d{1,6})k", re.IGNORECASE)
 TOKENS = frozenset({
     "seq_len", "serving.max_model_len", "serving.max_batched_tokens", "serving.prompt_tokens", "serving.output_tokens",
     "serving.shared_prefix_tokens",

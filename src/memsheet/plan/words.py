@@ -7,7 +7,6 @@ accumulated_batch  what was said in numbers of micro-batches and of replicas, on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -291,7 +290,7 @@ def _of_key(key: str, name: str, value: Any, task: str, engine: str | None) -> M
     return {key: value_of(key, value)}
 
 
-GGUF_TYPE = re.compile(r"(?:gguf:)?(i?q[1-8]_[a-z0-9_]{1,8})")
+GGUF_TYPE = late_pattern(r"(?:gguf:)?(i?q[1-8]_[a-z0-9_]{1,8})")
 """A type of GGUF files, or a mix of them, as people write it: Q4_K_M, q4_k_m, gguf:Q4_K_M."""
 
 

@@ -25,6 +25,8 @@ from memsheet.patterns import late_pattern
 from memsheet.questions.files_on_disk import CODE, DATA, settings_in, table_beside, tree_beside
 
 BY_TABLES = ("prime-rl", "torchtitan-toml")
+SIGNS = ("--config", "run_", ".toml")
+"""Of which a text holds one where it starts such a program (``settings_launches``, ``tables_launches``)."""
 BY_SETTINGS = ("nemo-rl", "areal", "roll")
 """Names of formats whose programs are started so."""
 
@@ -39,6 +41,8 @@ def with_launched_settings(
     found, told = dict(texts), dict[str, tuple[str, ...]]()
     for name, text in texts.items():
         if name.endswith((CODE, NOTEBOOK, *DATA)) or is_long_script(text):
+            continue
+        if not any(sign in text for sign in SIGNS):
             continue
         by_yaml = (_settings_of_launch(launch, folders) for launch in settings_launches(text))
         by_tables = (_tables_of_launch(launch, folders) for launch in tables_launches(text))

@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from memsheet.patterns import late_pattern
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.plan import Plan
 
-NUMBER = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+NUMBER = late_pattern(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 def check_version(gaps: RequestResolver, engine: Engine) -> None:

@@ -8,11 +8,10 @@ themselves; where there is none to be pinned, a layer's weights are copied to th
 
 from __future__ import annotations
 
-import re
-
 from memsheet.arith import Count, maximum
 from memsheet.engines.vllm.options import vllm_options
 from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
@@ -20,7 +19,7 @@ from memsheet.sheet import Bytes, Cited, Component, Instant, Item, sum_byte_rang
 from memsheet.units import GIB
 
 SOURCE = Cited(PAGED_SERVER_CODE, "model_executor/offloader/uva.py: until cpu_offload_gb are on the host")
-TOWER = re.compile(r"visual|vision|audio|tower")
+TOWER = late_pattern(r"visual|vision|audio|tower")
 LARGEST_LAYERS = 2
 """Half of a model's layers or more are of its largest kind, so none is more than twice the mean."""
 

@@ -406,12 +406,17 @@ def named_image(word: str) -> str:
     return word.partition("@")[0].partition(":")[0].removeprefix("docker.io/")
 
 
+_BEFORE_RELEASE = (":", "==", "@")
+
+
 def pinned_release(package: str, words: Iterable[str]) -> str | None:
     """The version that an image's tag or a requirement says (``vllm/vllm-openai:v0.10.2``, ``vllm==0.10.2``,
     ``vllm@0.10.2``); the last.
     """
     image, found = IMAGES[package], None
     for word in words:
+        if not any(sign in word for sign in _BEFORE_RELEASE):
+            continue
         told = re.fullmatch(rf"(?:[\w.:-]+/)*{re.escape(image)}:{_NUMBER}(?:[-@].*)?", word)
         told = told or (
             re.fullmatch(rf"{MIRRORED.pattern}:{_NUMBER}(?:[-@].*)?", word) if package == "vllm" else None

@@ -13,17 +13,18 @@ from memsheet.exchange.shared.file_format import UNSET
 from memsheet.frozen import NamedTuple
 from memsheet.guard import parse_yaml
 from memsheet.late import late_functions
+from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
     from memsheet.exchange.shared.flag_words import plain_value
     from memsheet.exchange.shared.started_programs import started_programs
 
 
-MENTIONS = re.compile(r"--config(?:_path|_name)?[ =]|\brun_\w+\.py\b")
+MENTIONS = late_pattern(r"--config(?:_path|_name)?[ =]|\brun_\w+\.py\b")
 """Whether a text may start one."""
-SCRIPT = re.compile(r"(?:.*/)?\w[\w-]*\.py")
-OVER = re.compile(r"\+{0,2}([A-Za-z_][\w.]{0,200})=(.*)", re.DOTALL)
-WITHOUT = re.compile(r"~([A-Za-z_][\w.]{0,200})(?:=.*)?", re.DOTALL)
+SCRIPT = late_pattern(r"(?:.*/)?\w[\w-]*\.py")
+OVER = late_pattern(r"\+{0,2}([A-Za-z_][\w.]{0,200})=(.*)", re.DOTALL)
+WITHOUT = late_pattern(r"~([A-Za-z_][\w.]{0,200})(?:=.*)?", re.DOTALL)
 USUAL: Mapping[str, str] = {
     "run_grpo.py": "grpo_math_1B.yaml", "run_sft.py": "sft.yaml", "run_dpo.py": "dpo.yaml", "run_rm.py": "rm.yaml", "run_ppo.py": "ppo_math_1B.yaml",
     "run_distillation.py": "distillation_math.yaml", "run_vlm_grpo.py": "vlm_grpo_3B.yaml",

@@ -47,7 +47,7 @@ def sbatch_options(line: str) -> Iterator[tuple[str, str | None]]:
 
 def slurm_variables(options: Iterable[str]) -> list[str]:
     """SLURM_GPUS_ON_NODE by the options of any command, as an assignment."""
-    cards = [told["count"] for one in options if (told := _CARDS_OF_NODE.search(one))]
+    cards = [told["count"] for one in options if "--g" in one and (told := _CARDS_OF_NODE.search(one))]
     return [f"SLURM_GPUS_ON_NODE={cards[-1]}"] if cards else []
 
 
@@ -55,6 +55,8 @@ def with_submitted_variables(text: str) -> str:
     """A batch script with the variables that its directives give it as lines before it; any other text as it
     is.
     """
+    if "#SBATCH" not in text:
+        return text
     directives = [line for line in text.splitlines() if DIRECTIVE.match(line)]
     told = "".join(f"export {one}\n" for one in submitted_variables(directives)) if directives else ""
     return text if told and text.startswith(told) else told + text

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import chain
 
+from memsheet.patterns import late_pattern
 from memsheet.plan.model import Block, Embeddings, Graded, ModelSpec, Moe, Norm, Role, Stack, Tower, Weight
 
 START, JOIN = "start", "join"
 """Roles of the two ends of a vision tower that pictures pass through: modules by themselves, not lists of
 layers.
 """
-_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_INDEX = late_pattern(r"(?<=\.)\d+(?=\.|$)")
 
 
 def fold_path_indices(path: str) -> str:
