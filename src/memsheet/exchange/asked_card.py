@@ -10,8 +10,13 @@ from typing import Any
 from memsheet.exchange.shared.file_format import Read, read_format_values
 from memsheet.exchange.shared.script_places import ASKS_CARD, OWN_LAYERS, SCRIPT
 from memsheet.frozen import replace
-from memsheet.plan.library_defaults import FAMILY, OLDER_CARD, takes_xformers
+from memsheet.late import late_functions
+from memsheet.plan.aliases import FAMILY, OLDER_CARD
 from memsheet.plan.model import ModelSpec
+
+with late_functions(__name__):
+    from memsheet.plan.library_defaults import takes_xformers
+
 
 ASKED = f"{SCRIPT}.{ASKS_CARD}"
 IN_FP16 = {"bfloat16": "float16", "bf16": "fp16"}

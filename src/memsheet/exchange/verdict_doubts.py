@@ -31,7 +31,7 @@ from memsheet.exchange.shared.serve_script import OPEN, OTHERS, unset_variables
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.shared.visible_cards import CARDS
 from memsheet.formulas.states.params import tower_tensors
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import NamedTuple, dataclass, replace
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.aliases import OWN_FP16
@@ -46,6 +46,8 @@ with late_functions(__name__):
 
 
 Ask = Callable[[Mapping[str, Any]], Answer | None]
+BY_SIZE = ", by its size"
+"""How the name ends of a model that stands in for one by its size."""
 FURTHER = "a further server"
 TRAININGS = "further trainings"
 BY_WHICH = {
@@ -94,6 +96,17 @@ class Doubt:
     most_bytes: int = 0
     movable_bytes: int = 0
     no_most: bool = False
+
+
+class Left(NamedTuple):
+    """A request that is accounted, its answer, why that is not sure to be the files', and what of theirs
+    their program passes over.
+    """
+
+    request: Mapping[str, Any]
+    answer: Answer | None = None
+    doubt: Doubt = Doubt("")
+    assumed: tuple[str, ...] = ()
 
 
 def both_doubts(first: Doubt, second: Doubt) -> Doubt:

@@ -13,12 +13,13 @@ from typing import Any
 
 from memsheet.frozen import NamedTuple
 from memsheet.plan.check import RULES
-from memsheet.plan.library_defaults import LIBRARY_DEFAULTS
 from memsheet.plan.names import SHORT
 
 TRAIN, INFER = "train", "infer"
 PLAN_KEYS = "memsheet/plan/1"
 """Whose words the keys of a plan are that have no short name: ``--adapter.dropout 0.05``."""
+OLDER_CARD, FAMILY = "@older_card", "@family"
+"""What a question says beside its plan: that its card is older than Ampere, and the model's family."""
 PARTITIONED = "@partitioned_parameters"
 """What is of parameters where ZeRO divides them: at stage 3. DeepSpeed's older ``cpu_offload`` of stages 1
 and 2 is the optimizer's (deepspeedai/DeepSpeed edaa722 deepspeed/runtime/zero/config.py:202-212, which reads
@@ -303,13 +304,6 @@ def library_named(name: str) -> str | None:
     return found if found in LIBRARIES else None
 
 
-LORA_RANKS: dict[str, int] = {
-    library: default.keys["adapter.rank"]
-    for library, own in LIBRARY_DEFAULTS.items()
-    for default in own
-    if "adapter.rank" in default.keys
-}
-"""Of adapters where a library has its own."""
 LORA_RANK = 8
 """Of adapters without a rank (peft 0.21 tuners/lora/config.py, LoraConfig.r)."""
 DOUBLE_QUANT = {"unsloth", "axolotl", "llama-factory"}

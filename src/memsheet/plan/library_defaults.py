@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from memsheet.frozen import NamedTuple
+from memsheet.plan.aliases import FAMILY, OLDER_CARD
 
 Request = Mapping[str, Any]
 NOTHING: Request = {}
@@ -56,8 +57,6 @@ def _offloads_long_rows(request: Request) -> bool:
     )
 
 
-OLDER_CARD, FAMILY = "@older_card", "@family"
-"""What a question says beside its plan: that its card is older than Ampere, and the model's family."""
 UNSLOTH_LAYERS = ("llama", "mistral", "gemma", "qwen2", "qwen3")
 """Families that Unsloth runs with attention of its own (unslothai/unsloth 015bdef
 unsloth/models/loader.py:840-905), which gemma2's is not where there is no flash-attn (gemma2.py:133); others
@@ -162,6 +161,12 @@ CALLED = {"trl": "TRL", "llama-factory": "LLaMA-Factory"}
 _WHOLE_TOPICS = ("precision", "recompute", "optimizer", "quantization")
 """Groups of keys of which one that is said settles all: a precision is not half a library's."""
 _SETTLED_BY = {"@accumulation": ("global_batch",)}
+
+
+def lora_rank_of(library: str) -> int | None:
+    """The rank of adapters that a library makes where nobody says it; None where it has none of its own."""
+    ranks = (default.keys.get("adapter.rank") for default in LIBRARY_DEFAULTS.get(library, ()))
+    return next((int(rank) for rank in reversed([*ranks]) if rank is not None), None)
 
 
 def own_default(library: str, name: str) -> Any:

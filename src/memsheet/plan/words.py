@@ -12,6 +12,7 @@ from typing import Any
 
 from memsheet.errors import Problem, nearest_words, raise_if_problems
 from memsheet.frozen import NamedTuple
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan import aliases
 from memsheet.plan.accumulated_batch import ACCUMULATION, REPLICAS
@@ -21,6 +22,10 @@ from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.engine_registry import KNOWN_NAMES, find_engine
 from memsheet.plan.names import OFFLOADABLE, SHORT, parse_offload
 from memsheet.plan.values import said_in_thousands, value_of
+
+with late_functions(__name__):
+    from memsheet.plan.library_defaults import lora_rank_of
+
 
 ON = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 DTYPE, OPTIM = "@dtype", "@optim"
@@ -319,7 +324,7 @@ def _of_library(keys: Mapping[str, Any], library: str | None) -> Iterator[tuple[
     """
     for key, value in keys.items():
         if value == "lora":
-            yield key, aliases.LORA_RANKS.get(library or "", aliases.LORA_RANK)
+            yield key, (lora_rank_of(library) if library else None) or aliases.LORA_RANK
         elif key == "quantization.double_quant":
             yield key, value or library in aliases.DOUBLE_QUANT
         else:

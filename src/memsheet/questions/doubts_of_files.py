@@ -25,6 +25,7 @@ from memsheet.exchange.shared.script_places import (
 )
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.exchange.verdict_doubts import (
+    BY_SIZE,
     FURTHER,
     TRAININGS,
     Doubt,
@@ -42,7 +43,6 @@ from memsheet.late import late_functions
 from memsheet.plan.workload import Training
 from memsheet.questions.length_doubts import resting_states, unsaid_length
 from memsheet.questions.named_models import (
-    BY_SIZE,
     bundled_name,
     is_guessed_model,
     likely_served,

@@ -15,10 +15,11 @@ from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_fre
 from memsheet.exchange.verdict_doubts import (
     AUTO_LENGTH,
     Doubt,
+    Left,
     beside_draft,
     both_doubts,
 )
-from memsheet.frozen import NamedTuple, dataclass, replace
+from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.device import with_less_room
@@ -44,17 +45,6 @@ with late_functions(__name__):
 
 
 BATCH, DRAFTING, SEQUENCES = "global_batch", "speculative.", "serving.max_sequences"
-
-
-class Left(NamedTuple):
-    """A request that is accounted, its answer, why that is not sure to be the files', and what of theirs
-    their program passes over.
-    """
-
-    request: Mapping[str, Any]
-    answer: Answer | None = None
-    doubt: Doubt = Doubt("")
-    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memsheet.errors import InputError
 from memsheet.exchange import RENDER, find_format, flatten_tree
 from memsheet.exchange.shared.file_format import Read, read_format_values
 from memsheet.exchange.shared.script_places import NOTEBOOK
-from memsheet.exchange.shared.settings_launches import SettingsLaunch, settings_launches, with_words_over
-from memsheet.exchange.shared.tables_launches import (
-    TablesLaunch,
-    config_launches,
-    tables_launches,
-    tables_text,
-)
 from memsheet.frozen import replace
 from memsheet.guard import parse_json
 from memsheet.guard.budget import is_long_script
+from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.questions.files_on_disk import CODE, DATA, settings_in, table_beside, tree_beside
+
+with late_functions(__name__):
+    from memsheet.exchange.shared.settings_launches import settings_launches, with_words_over
+    from memsheet.exchange.shared.tables_launches import config_launches, tables_launches, tables_text
+
+if TYPE_CHECKING:
+    from memsheet.exchange.shared.settings_launches import SettingsLaunch
+    from memsheet.exchange.shared.tables_launches import TablesLaunch
 
 BY_TABLES = ("prime-rl", "torchtitan-toml")
 SIGNS = ("--config", "run_", ".toml")

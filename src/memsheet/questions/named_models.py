@@ -24,8 +24,6 @@ with late_functions(__name__):
     from memsheet.questions.sized_models import sized_model
 
 
-BY_SIZE = ", by its size"
-"""How the name ends of a model that stands in for one by its size."""
 DRAFT = "speculative.model"
 CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$")
 EMPTY = "True"

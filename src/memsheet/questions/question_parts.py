@@ -7,6 +7,7 @@ import os
 from collections.abc import Container, Iterable, Mapping
 from functools import partial
 from os import PathLike
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from memsheet.catalog import find_device, find_model, model_names, rented_cards
@@ -15,17 +16,10 @@ from memsheet.frozen import replace
 from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
 from memsheet.late import late_functions
 from memsheet.plan.accumulated_batch import ACCUMULATION, refuse_counts, with_accumulated_batch
+from memsheet.plan.aliases import FAMILY, OLDER_CARD
 from memsheet.plan.check import flatten_document
 from memsheet.plan.device import Cluster, Device, cluster_of, parse_gpus
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
-from memsheet.plan.library_defaults import (
-    FAMILY,
-    NOTHING,
-    OLDER_CARD,
-    assumed_value_text,
-    library_defaults_for,
-    of_library,
-)
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
@@ -35,6 +29,7 @@ from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
 
 with late_functions(__name__):
+    from memsheet.plan.library_defaults import assumed_value_text, library_defaults_for, of_library
     from memsheet.questions.recordings import recording_of, serving_recording_of
 
 if TYPE_CHECKING:
@@ -139,7 +134,7 @@ def with_defaults(
     asked: Asked,
     searched: str = "",
     varied: Container[str] = (),
-    beside: Mapping[str, Any] = NOTHING,
+    beside: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The request with what the named library does where nothing is said, and that in words. A search that is
     of sizes counts no accumulation.

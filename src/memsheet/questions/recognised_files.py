@@ -22,23 +22,23 @@ from memsheet.exchange.shared.launched_script import (
     values_given,
 )
 from memsheet.exchange.shared.launcher_flags import NO_TEXTS, accelerate_values, launched_reads
+from memsheet.exchange.shared.named_server import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.plain_shell import PlainScript, plain_script
 from memsheet.exchange.shared.script_defaults import KINDS, LAUNCHED
 from memsheet.exchange.shared.script_places import DEFAULTS, FURTHER_TRAININGS, INLINE, LOOP, NOTEBOOK, SCRIPT
-from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
 from memsheet.exchange.shared.shell_text import unix_lines
 from memsheet.exchange.shared.written_files import written_files
 from memsheet.frozen import replace
 from memsheet.guard import ANCHORED, TWICE, is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError, is_long_script
 from memsheet.late import late_functions
-from memsheet.plan.library_defaults import assumed_value_text
 from memsheet.questions.pod_jobs import command_name
 
 with late_functions(__name__):
     from memsheet.exchange.shared.beaker_jobs import experiment_script
     from memsheet.exchange.shared.notebook import notebook_commands
     from memsheet.exchange.shared.training_starts import texts_of_starts
+    from memsheet.plan.library_defaults import assumed_value_text
 
 
 PARSERS: Mapping[str, Parser] = {"json": parse_json, "yaml": parse_yaml}

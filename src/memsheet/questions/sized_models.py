@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from memsheet.catalog import find_model
 from memsheet.catalog.stored_names import Storage, split_storage, storage_of_tag, stored_as
 from memsheet.errors import InputError, Problem
+from memsheet.exchange.verdict_doubts import BY_SIZE
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import ModelSpec
-from memsheet.questions.named_models import BY_SIZE
 from memsheet.readers.hf_config import read_hf_config
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.exchange.verdict_doubts import BY_SIZE
 from memsheet.frozen import NamedTuple
 from memsheet.patterns import late_pattern
-from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES, PART
-from memsheet.questions.named_models import BY_SIZE
+from memsheet.plan.adapter_targets import LINEAR_MODULES, PART
+from memsheet.plan.defaults import ALL_LINEAR
 
 Request = Mapping[str, Any]
 OVER_STAGES = late_pattern(r"does not divide (\d{1,4}) layers over (\d{1,4}) stages")

@@ -16,7 +16,8 @@ from memsheet.catalog import model_names
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
-from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES
+from memsheet.plan.adapter_targets import LINEAR_MODULES
+from memsheet.plan.defaults import ALL_LINEAR
 from memsheet.plan.device import Cluster
 from memsheet.plan.document import plan_document
 from memsheet.plan.engine import Runner

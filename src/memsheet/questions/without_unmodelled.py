@@ -9,15 +9,13 @@ from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem
-from memsheet.exchange.verdict_doubts import Doubt, least_of
+from memsheet.exchange.verdict_doubts import BY_SIZE, Doubt, Left, least_of
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan.adapter_targets import OUTSIDE, passed_over_targets
 from memsheet.plan.defaults import NEEDS_WEIGHTS
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.workload import Training
-from memsheet.questions.file_answers import Left
-from memsheet.questions.named_models import BY_SIZE
 from memsheet.questions.sized_models import NO_EXPERTS
 from memsheet.units import format_bytes
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from memsheet.frozen import dataclass, replace
 
 GPU = "nvidia.com/gpu"
+FOREIGN, NO_SERVER = "a kind that is not read", "in which no server's command stands"
+"""Of objects in a cluster's file, and of a file, that hold no server."""
 DEVICES = "deploy.resources.reservations.devices"
 BESIDE_RUNTIME = f"{DEVICES} (beside runtime: nvidia)"
 """Compose before 1.28 leaves out what is under ``deploy``, and the runtime then gives all cards

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import input_error
-from memsheet.exchange.shared.named_server import GPU, NamedServer
+from memsheet.exchange.shared.named_server import FOREIGN, GPU, NO_SERVER, NamedServer
 from memsheet.exchange.shared.serve_script import (
     ALONE,
     IMAGES,
@@ -41,7 +41,6 @@ leaderworkerset_types.go).
 JOBS = frozenset({"PyTorchJob", "TrainJob"})
 """Kinds that have formats of their own."""
 MOST, MOST_NAMED, MOST_GROUP = 16, 120, 10_000
-FOREIGN, NO_SERVER = "a kind that is not read", "in which no server's command stands"
 DOCUMENT_BREAK = late_pattern(r"^---[ \t]*$", re.MULTILINE)
 _VALUE = late_pattern(r"(\$\(\w+\))")
 

@@ -25,7 +25,7 @@ from memsheet.exchange.shared.script_places import (
     WHOLE,
 )
 from memsheet.patterns import late_pattern
-from memsheet.plan.adapter_targets import ALL_LINEAR
+from memsheet.plan.defaults import ALL_LINEAR
 from memsheet.plan.library_defaults import WORTH_OFFLOADING, own_default
 
 UNSLOTH_LOADS, UNSLOTH_ADAPTS = (

@@ -47,7 +47,8 @@ from memsheet.exchange.shared.trainers import (
     row_of,
     with_master,
 )
-from memsheet.plan.adapter_targets import ALL_LINEAR, LINEAR_MODULES
+from memsheet.plan.adapter_targets import LINEAR_MODULES
+from memsheet.plan.defaults import ALL_LINEAR
 from memsheet.plan.library_defaults import own_default
 
 TRANSFORMERS = find_format("transformers")
