@@ -145,7 +145,7 @@ class AdapterKind(Enum):
 
     @property
     def whole_product(self) -> bool:
-        """Whether its factors are multiplied into a matrix as large as the layer's (``whole_products.py``)."""
+        """Whether its factors are multiplied into a matrix as large as the layer's."""
         return self in (AdapterKind.LOHA, AdapterKind.LOKR)
 
     @property
