@@ -87,6 +87,8 @@ ANSWERS = (
     "memsheet.plan.model", "memsheet.plan.plan", "memsheet.readers", "memsheet.resolve", "memsheet.report", "memsheet.allocator",
 )  # fmt: skip
 """What answers a question: nothing of it is read to list or to explain."""
+NEVER_AT_FIRST = ("ast", "copy", "weakref")
+"""What a question that is answered at once has no use for."""
 READ_IN_PYTHON = ("hashlib", "base64", "tomllib", "datetime", "threading")
 """What reads tables and numbers there slower than a question is answered."""
 RARE_LAYERS = tuple(
@@ -106,6 +108,8 @@ LEFT_OUT = {
         *SLOW, *OTHERS_WORK, *READ_IN_PYTHON, *RARE_LAYERS, "memsheet.allocator", "memsheet.catalog.names", "memsheet.exchange",
         "memsheet.engines.megatron", "memsheet.formulas.replay", "memsheet.report.page", "memsheet.formulas.step_time", "pathlib", "urllib",
         "memsheet.formulas.model_code.transformers.ends", "memsheet.formulas.model_code.transformers.plan_problems", "memsheet.formulas.sharding",
+        *NEVER_AT_FIRST, "memsheet.recording", "memsheet.formulas.adapters", "memsheet.formulas.model_code.recorded", "memsheet.plan.library_defaults",
+        *(f"memsheet.formulas.model_code.transformers.{name}" for name in ("experts", "picture_towers", "prefixes", "prompts", "ring")),
     ),
     ("train", "llama-3-8b", "--seq-len", "512", *FITS): (
         *SLOW, *OTHERS_WORK, *READ_IN_PYTHON, *RARE_LAYERS, *OTHER_DIVISIONS, "pathlib", "urllib", "memsheet.catalog.names", "memsheet.exchange",
@@ -124,6 +128,10 @@ LEFT_OUT = {
         "memsheet.formulas.sharding.distributed_optimizer", "memsheet.formulas.replay",
         *(f"memsheet.exchange.formats.{name}" for name in ("accelerate", "axolotl", "llamafactory", "torchtune", "nanotron", "skypilot", "trainjob")),
         *(f"memsheet.exchange.mistakes.{name}" for name in ("megatron", "plans", "zero", "trainer", "shape", "scripts", "loops")),
+        *NEVER_AT_FIRST, "memsheet.formulas.tapes", "memsheet.jobs.shorter", "memsheet.plan.adapter_targets", "memsheet.plan.library_defaults",
+        *(f"memsheet.exchange.shared.{name}" for name in ("serve_pods", "settings_launches", "shell_loops", "shell_sums", "shell_syntax", "tables_launches")),
+        *(f"memsheet.engines.vllm.{name}" for name in ("host_weights", "lora", "lora_buffers", "pictures")),
+        *(f"memsheet.questions.{name}" for name in ("sized_models", "without_unmodelled")),
     ),
 }  # fmt: skip
 """A command → what it does not load, with all that is inside."""
