@@ -72,23 +72,19 @@ class Field:
     has it.
     """
 
-    __slots__ = ("compare", "default", "default_factory", "init", "kw_only", "name", "repr", "type")
+    default = default_factory = _MISSING
+    init = repr = compare = True
 
-    def __init__(
-        self,
-        name: str,
-        type: Any,  # noqa: A002 - as the library calls it
-        *,
-        kw_only: bool,
-        default: Any = _MISSING,
-        default_factory: Any = _MISSING,
-        init: bool = True,
-        repr: bool = True,  # noqa: A002
-        compare: bool = True,
-    ) -> None:
+    def __init__(self, name: str, type: Any, given: Any, kw_only: bool) -> None:  # noqa: A002, FBT001
         self.name, self.type, self.kw_only = name, type, kw_only
-        self.default, self.default_factory = default, default_factory
-        self.init, self.repr, self.compare = init, repr, compare
+        if given is _MISSING:
+            return
+        if given.__class__ is _Asked:
+            self.__dict__.update(given.about)
+        elif hasattr(given, "default_factory"):
+            raise TypeError(f"the field {name!r} is of another library: use memsheet.frozen.field")
+        else:
+            self.default = given
 
 
 class _Asked:
@@ -110,11 +106,12 @@ class Kind:
 def _make_dataclass(cls: type, kind: Kind) -> type:
     written = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     own = {
-        name: _field_of(name, said, written.get(name, _MISSING), kw_only=kind.kw_only)
+        name: Field(name, said, written.get(name, _MISSING), kind.kw_only)
         for name, said in written.get("__annotations__", {}).items()
         if "ClassVar" not in str(said)
     }
-    held = {f.name: f for base in reversed(cls.__mro__[1:]) for f in vars(base).get("__own_fields__", ())}
+    bases = cls.__mro__[-2:0:-1]
+    held = {f.name: f for base in bases for f in vars(base).get("__own_fields__", ())} if bases else {}
     whole = tuple((held | own).values())
     if written.get("__hash__", _MISSING) is None:  # as Python leaves it beside an equality of one's own
         del written["__hash__"]
@@ -122,7 +119,7 @@ def _make_dataclass(cls: type, kind: Kind) -> type:
         **METHODS[kind.frozen, kind.eq],
         "__own_fields__": whole,
         "__own_kind__": kind,
-        "__match_args__": tuple([f.name for f in whole if f.init and not f.kw_only]),
+        "__match_args__": tuple([f.name for f in whole if not f.kw_only and f.init]),
     }
     if not kind.slots:
         for name, value in made.items():
@@ -134,14 +131,6 @@ def _make_dataclass(cls: type, kind: Kind) -> type:
     written["__slots__"] = tuple([name for name in own if name not in held])
     written["__qualname__"] = cls.__qualname__
     return type(cls)(cls.__name__, cls.__bases__, made | written)
-
-
-def _field_of(name: str, said: Any, given: Any, *, kw_only: bool) -> Field:
-    if isinstance(given, _Asked):
-        return Field(name, said, kw_only=kw_only, **given.about)
-    if hasattr(given, "default_factory"):
-        raise TypeError(f"the field {name!r} is of another library: use memsheet.frozen.field")
-    return Field(name, said, kw_only=kw_only, default=given)
 
 
 FIRST_CALLS = 8
