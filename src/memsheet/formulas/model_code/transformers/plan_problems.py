@@ -94,9 +94,9 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *_tensor_parallel(spec, plan),
         *_idle_dropout(spec, plan),
         *prefix_problems(spec, plan),
-        *ring_problems(spec, plan),
+        *(ring_problems(spec, plan) if plan.context_parallel is not None else ()),
         *exchange_problems(spec, plan),
-        *expert_problems(spec, plan),
+        *(expert_problems(spec, plan) if plan.quantization is not None else ()),
         *sparse_problems(spec, plan),
     ]
 
