@@ -114,7 +114,8 @@ LEFT_OUT = {
     ("train", "llama-3-8b", "--seq-len", "512", *FITS): (
         *SLOW, *OTHERS_WORK, *READ_IN_PYTHON, *RARE_LAYERS, *OTHER_DIVISIONS, "pathlib", "urllib", "memsheet.catalog.names", "memsheet.exchange",
         "memsheet.engines.megatron", "memsheet.engines.vllm", "memsheet.formulas.serving", "memsheet.report.page", "memsheet.formulas.step_time",
-        "memsheet.plan.adapter_targets",
+        "memsheet.plan.adapter_targets", "memsheet.plan.library_defaults", *NEVER_AT_FIRST,
+        *(f"memsheet.formulas.model_code.transformers.{name}" for name in ("cross_attention", "experts", "picture_towers", "ring")),
     ),
     ("train", "llama3-8b", "--seq-len", "512", *FITS): (*READ_IN_PYTHON, "pathlib", "urllib"),
     ("check", "{file}", "--model", "llama-3-8b", "--seq-len", "512", *FITS): (

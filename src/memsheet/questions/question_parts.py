@@ -142,6 +142,8 @@ def with_defaults(
     of sizes counts no accumulation.
     """
     filled, words = dict(request), list[str]()
+    if not asked.library:
+        return filled, ()
     for default, keys in library_defaults_for(asked.library, request, asked.settled, beside):
         if (searched and ACCUMULATION in keys) or any(key.partition(".")[0] in varied for key in keys):
             continue

@@ -39,13 +39,15 @@ def _same_plan(plan: Plan) -> Plan:
     return plan
 
 
-def _nothing_shared(*_: object) -> BytesByPath:
+def nothing_shared(*_: object) -> BytesByPath:
+    """Of code whose layers share nothing."""
     from memsheet.formulas.tapes.bytes_by_path import EMPTY
 
     return EMPTY
 
 
-def _nothing_let_go(*_: object) -> LetGo:
+def nothing_let_go(*_: object) -> LetGo:
+    """Of code whose backward lets go of nothing between stacks."""
     from memsheet.formulas.model_code.shared_tables import LetGo
 
     return LetGo()
@@ -55,7 +57,8 @@ def _nothing_captured(*_: object) -> None:
     return None
 
 
-def _nothing_beside(*_: object) -> Beside:
+def nothing_beside(*_: object) -> Beside:
+    """Of code whose forward names nothing beside its layers."""
     from memsheet.formulas.tapes.evaluate import NOTHING
 
     return NOTHING
@@ -98,18 +101,18 @@ class ModelCode:
     built: Callable[[ModelSpec, Plan], ModelSpec] = _as_it_is
     of_rank: Callable[[Plan], Plan] = _same_plan
     on_rank: Callable[[Block, Plan], Block] = lambda block, _: block
-    shared: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
+    shared: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = nothing_shared
     plan_numerics: Callable[[Plan, RunConfig], RunConfig] = lambda _, how: how
-    masks: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
-    until_loss: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
-    let_go: Callable[[ModelSpec, Plan, RunConfig], LetGo] = _nothing_let_go
-    made_again: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
+    masks: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = nothing_shared
+    until_loss: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = nothing_shared
+    let_go: Callable[[ModelSpec, Plan, RunConfig], LetGo] = nothing_let_go
+    made_again: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
     masks_inside: bool = False
-    named: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = _nothing_shared
+    named: Callable[[ModelSpec, Plan, PassShape, RunConfig], BytesByPath] = nothing_shared
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
     at_ends: Callable[[RunConfig], RunConfig] = lambda how: how
-    beside: Callable[[ModelSpec, Plan, RunConfig], Beside] = _nothing_beside
+    beside: Callable[[ModelSpec, Plan, RunConfig], Beside] = nothing_beside
     inside: Callable[[Block], tuple[Weight, ...]] = lambda _: ()
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
     stream: Shape = ("b", "s", "h")

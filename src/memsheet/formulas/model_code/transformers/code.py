@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memsheet.arith import Count, agreed, ceil_div, maximum
-from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.model_code import ModelCode, nothing_beside, nothing_let_go, nothing_shared
 from memsheet.formulas.model_code.transformers.families import CLASSES, VISION, family_traits, of_tower
 from memsheet.frozen import replace
 from memsheet.late import late_functions
@@ -72,9 +72,12 @@ with late_functions(__name__):
     from memsheet.formulas.tapes.evaluate import with_products
 
 if TYPE_CHECKING:
+    from memsheet.formulas.model_code.shared_tables import LetGo
     from memsheet.formulas.numerics import RunConfig
+    from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+    from memsheet.formulas.tapes.evaluate import Beside
 with late_functions(__name__):
-    from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers
+    from memsheet.formulas.model_code.transformers.language_stacks import attention_mixers, has_pictures
     from memsheet.formulas.numerics import casts_arguments
     from memsheet.plan.torch_versions import softmax_keeps_input
 
@@ -197,8 +200,28 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     )
 
 
+def _part_of_rank(plan: Plan) -> Plan:
+    return plan if plan.context_parallel is None else part_of_rank(plan)
+
+
+def _named_by_wrapper(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
+    return named_by_wrapper(spec, plan, shape, how) if plan.virtual_tokens else nothing_shared()
+
+
+def _named_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> Beside:
+    return named_beside(spec, plan, how) if has_pictures(spec) else nothing_beside()
+
+
+def _let_go(spec: ModelSpec, plan: Plan, how: RunConfig) -> LetGo:
+    return let_go(spec, plan, how) if len(spec.stacks) >= BOTH else nothing_let_go()
+
+
+def _looked_up_again(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+    return looked_up_again(spec, plan, how) if len(spec.stacks) >= BOTH else nothing_shared()
+
+
 CODE = ModelCode(
-    built=transformers_spec, of_rank=part_of_rank, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
+    built=transformers_spec, of_rank=_part_of_rank, notes=kernel_notes, beside=_named_beside, let_go=_let_go, made_again=_looked_up_again, plan_numerics=plan_numerics,
     forward=decoder_block_forward, embed=input_embeddings, head=logits_or_states, loss=head_output_loss, loss_input=loss_input, problems=transformers_problems, block_numerics=block_numerics,
-    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, inside=weights_of_units_inside, any_kernel=True, until_loss=named_by_wrapper,
+    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=mask_and_rotary_bytes, keeps_masks=keeps_masks, positions_each=positions_each, inside=weights_of_units_inside, any_kernel=True, until_loss=_named_by_wrapper,
 )  # fmt: skip

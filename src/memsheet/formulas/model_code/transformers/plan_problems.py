@@ -86,17 +86,17 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         )
     return [
         *found,
-        *picture_problems(spec, plan),
+        *(picture_problems(spec, plan) if agreed(plan.training.image_tokens > 0) else ()),
         *_other_heads(spec, plan),
         *_recompute_module_problems(spec, plan),
         *_moved_activations(plan),
         *_int8_rows(plan),
         *_tensor_parallel(spec, plan),
         *_idle_dropout(spec, plan),
-        *prefix_problems(spec, plan),
-        *ring_problems(spec, plan),
+        *(prefix_problems(spec, plan) if plan.adapter is not None else ()),
+        *(ring_problems(spec, plan) if plan.context_parallel is not None else ()),
         *exchange_problems(spec, plan),
-        *expert_problems(spec, plan),
+        *(expert_problems(spec, plan) if plan.quantization is not None else ()),
         *sparse_problems(spec, plan),
     ]
 
