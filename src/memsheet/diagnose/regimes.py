@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.denials import is_denied, said_of
@@ -76,8 +77,8 @@ _LISTED_AT = re.compile(
     r"\b(?P<name>\w{0,40}(?:steps?|epochs?|iter(?:ation)?s?|milestones?|updates?))[\"']?\s{0,3}[:=]\s{0,3}\[(?P<list>\s?\d{1,9}(?:,\s?\d{1,9}){0,15}),?\s?\]", re.IGNORECASE
 )  # fmt: skip
 _OF_RATE = re.compile(r"lr|rate|warm|sched(?!ule_config)|log", re.IGNORECASE)
-NEAR = 300
-"""A list of steps at each of which a run becomes another, and letters before it that name what does."""
+NEAR, MOST_LISTS = 300, 64
+"""Letters before a list of steps that name what becomes another at each, and lists that are looked at."""
 _SAID_AT = re.compile(
     r"\b(?:un-?fr[eo]+z\w{0,4}|thaw\w{0,3})\b(?:[^\n.;]{0,60}?\b(?:at|from|after|in|on|before)\b)?\s(?:the\s)?"
     r"(?P<unit>epoch|step|iteration)s?\s(?P<number>\d[\d,]{0,11})\b"
@@ -322,7 +323,7 @@ def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
             unit, number = groups["unit"] or groups["of"], groups["number"] or groups["count"]
             unit = "epoch" if unit[:2].lower() in ("ep", "ép", "эп") else unit.lower()
             yield f'the text says "{found.group().strip()}"', unit, int(number.replace(",", ""))
-    for found in _LISTED_AT.finditer(text):
+    for found in islice(_LISTED_AT.finditer(text), MOST_LISTS) if _CHANGES_NAMED.search(text) else ():
         if _CHANGES_NAMED.search(text, max(0, found.start() - NEAR), found.end()) and not _OF_RATE.search(
             found["name"]
         ):

@@ -72,7 +72,7 @@ def long_sample_dies(text: str) -> str:
 
 
 _EVENT = late_pattern(
-    r"(?<![\w-])(?:(?:eval|validat|evaluat)\w*(?![\w]*[_=-])|(?:the )?(?:test|dev|validation) (?:set|loop|pass)|val(?:idation)? (?:loop|step|epoch|batch)"
+    r"(?<![\w-])(?:(?:eval|validat|evaluat)\w{0,20}(?![\w=-])|(?:the )?(?:test|dev|validation) (?:set|loop|pass)|val(?:idation)? (?:loop|step|epoch|batch)"
     r"|sav(?:e|es|ed|ing)(?:_\w{2,20})? ?(?:\(\)|(?:of )?(?:the |a |my |first |model |full )*(?:checkpoint|model|state|weights|ckpt)\w*)|(?:save_(?:state|pretrained|model|checkpoint)|state_dict|torch\.save)\b|(?:full |consolidat\w* )(?:\w+ )?state[ _]dict|checkpoint(?:ing)? (?:is|gets|to|at|time|save)"
     r"|un-?fr[eo]+z(?:e|es|ed|en|ing)?\b(?!\s?[=(_])|requires_grad_?\(True\)|thaw\w*"
     r"|(?:gradient |r1 |path[ -]length )?(?:penalty|regulari[sz]ation)\b|(?:discriminator|adversarial|perceptual|GAN|distillation|teacher|EMA|SWA|mixup)\b[^\n]{0,12}\b(?:starts?|kicks? in|begins?|is (?:enabled|added|on)|phase|loss)"

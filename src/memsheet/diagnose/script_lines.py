@@ -58,7 +58,7 @@ _OFF_CARD = (
 )
 _OFF_CARD_CALLS = (
     "float", "int", "len", "str", "round", "bool", "print", "range", "open", "zip", "enumerate", "tqdm", "sorted",
-    "type", "isinstance", "time", "hash", "sum_numbers", "id",
+    "type", "isinstance", "time", "hash", "id",
 )  # fmt: skip
 _NO_TENSOR = ("shape", "dtype", "device", "requires_grad", "grad_fn", "ndim", "name", "data_ptr")
 _MAKERS = late_pattern(
