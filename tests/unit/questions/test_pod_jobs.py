@@ -207,7 +207,7 @@ spec:
     [
         ("/workspace/scripts/go.sh", "scripts/go.sh"),
         ("/app/go.sh", "go.sh"),
-        ("/opt/project/scripts/go.sh", "scripts/go.sh"),
+        ("/srv/project/scripts/go.sh", "scripts/go.sh"),
     ],
 )
 @pytest.mark.parametrize("run", ["torchrun --nproc_per_node 2 -m " + SFT, "vllm serve Qwen/Qwen2.5-0.5B --max-model-len 1024"])  # fmt: skip

@@ -1,5 +1,6 @@
-"""Servers whose whole command is a value of somebody's own YAML or JSON, whatever its key is called: values of
-a chart of one's own (``cli: vllm serve …``), lists of presets. What starts it is not known; the command is.
+"""Servers whose whole command is a value of somebody's own YAML or JSON, whatever its key is called: values
+of a chart of one's own (``cli: vllm serve …``), lists of presets. What starts it is not known; the command
+is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ OTHERS = frozenset({"apiVersion", "kind", "services", "servingEngineSpec", "jobs
 """Keys at the top of files that are of other kinds."""
 DEEPEST, MOST_TEXT = 6, 2**14
 TOLD = late_pattern(
-    r"(?i)^_?(?:desc\w*|notes?|comments?|help|readme|docs?|documentation|examples?|usage|title|hints?|prompt\w*|text|message\w*|content|instruction\w*|output|input|log\w*)$"
+    r"(?i)^_?(?:desc\w*|notes?|comments?|help|readme|docs?|documentation|examples?|usage|title|hints?"
+    r"|prompt\w*|text|message\w*|content|instruction\w*|output|input|log\w*)$"
 )
 """Keys of prose, in which a command is told and not given."""
 STARTS, GIVEN = ("entrypoint", "cmd", "command"), "args"

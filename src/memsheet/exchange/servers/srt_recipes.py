@@ -1,6 +1,6 @@
-"""Recipes of NVIDIA's srtctl for Slurm: an engine's flags by the work of its workers, who prefill, decode or do
-both (NVIDIA/srt-slurm c88ef731 docs/config-reference.md, src/srtctl/backends/sglang.py, vllm.py, trtllm.py:
-``_config_to_cli_args``). A worker is a server of its own.
+"""Recipes of NVIDIA's srtctl for Slurm: an engine's flags by the work of its workers, who prefill, decode or
+do both (NVIDIA/srt-slurm c88ef731 docs/config-reference.md, src/srtctl/backends/sglang.py, vllm.py,
+trtllm.py: ``_config_to_cli_args``). A worker is a server of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ NAMES: Mapping[str, str] = {
     **dict.fromkeys(("dsv4-pro", "deepseek-v4-pro", "deepseekv4-fp4"), "deepseek-ai/DeepSeek-V4-Pro"),
     "dsv4-flash": "deepseek-ai/DeepSeek-V4-Flash",
 }  # fmt: skip
-"""What a cluster's own file of paths is to hold by those names (srtslurm.yaml.example, docs/installation.md)."""
+"""What a cluster's own file of paths is to hold by those names (srtslurm.yaml.example,
+docs/installation.md).
+"""
 FOUR_BITS = {"deepseek-ai/DeepSeek-R1-0528": "nvidia/DeepSeek-R1-0528-FP4"}
 
 

@@ -1,5 +1,5 @@
-"""Servers that a shell starts by a script of somebody's own, which is not there and hands on the flags that it is
-given (``apptainer exec vllm.sif /opt/vllm_entrypoint.sh --model … --tensor-parallel-size 8``).
+"""Servers that a shell starts by a script of somebody's own, which is not there and hands on the flags that
+it is given (``apptainer exec vllm.sif /plugins/vllm_entrypoint.sh --model … --tensor-parallel-size 8``).
 """
 
 from __future__ import annotations

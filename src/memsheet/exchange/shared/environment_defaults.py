@@ -1,4 +1,6 @@
-"""Variables of the environment that a Python script reads with a default, which holds where nothing sets them."""
+"""Variables of the environment that a Python script reads with a default, which holds where nothing sets
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from memsheet.exchange.shared.python_values import ENVIRONMENT
 
 
 def environment_default(node: ast.AST) -> tuple[str, Any] | None:
-    """The name and the default of a variable of the environment that an expression reads (``os.getenv("MODEL",
-    "a/b")``, ``os.environ.get("MODEL") or "a/b"``).
+    """The name and the default of a variable of the environment that an expression reads
+    (``os.getenv("MODEL", "a/b")``, ``os.environ.get("MODEL") or "a/b"``).
     """
     match node:
         case ast.Call(func=function, args=[ast.Constant(value=str() as name), ast.Constant(value=default)]):

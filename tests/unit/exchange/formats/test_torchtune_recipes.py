@@ -174,7 +174,8 @@ def test_a_recipe_is_torchtunes_whatever_stands_beside(key: str, tmp_path: Path)
 def test_a_folder_that_tells_no_model_leaves_it_to_the_builder(builder: str, model: str, folder: str) -> None:
     text = (
         f"model:\n  _component_: torchtune.models.{builder}\n  lora_attn_modules: [q_proj]\n  lora_rank: 8\n"
-        f"checkpointer:\n  checkpoint_dir: {folder}\noptimizer:\n  _component_: torch.optim.AdamW\nbatch_size: 2\n"
+        f"checkpointer:\n  checkpoint_dir: {folder}\n"
+        "optimizer:\n  _component_: torch.optim.AdamW\nbatch_size: 2\n"
     )
     found = read_text("a.yaml", text, {"json": parse_json, "yaml": parse_yaml})
     assert found.request["@model"] == model
@@ -182,8 +183,9 @@ def test_a_folder_that_tells_no_model_leaves_it_to_the_builder(builder: str, mod
 
 def test_adapters_of_matrices_that_the_library_joins_are_of_the_joined_ones() -> None:
     text = (
-        "model:\n  _component_: torchtune.models.phi3.lora_phi3_mini\n  lora_attn_modules: [q_proj, v_proj, output_proj]\n"
-        "  apply_lora_to_mlp: True\n  lora_rank: 8\ncheckpointer:\n  checkpoint_dir: /m/Phi-3-mini-4k-instruct\n"
+        "model:\n  _component_: torchtune.models.phi3.lora_phi3_mini\n"
+        "  lora_attn_modules: [q_proj, v_proj, output_proj]\n  apply_lora_to_mlp: True\n  lora_rank: 8\n"
+        "checkpointer:\n  checkpoint_dir: /m/Phi-3-mini-4k-instruct\n"
         "optimizer:\n  _component_: torch.optim.AdamW\n"
     )
     found = read_text("a.yaml", text, {"json": parse_json, "yaml": parse_yaml})

@@ -1,5 +1,5 @@
-"""Defaults of variables of the environment in Python scripts, servers' and others': told, since whoever starts
-the script may set another.
+"""Defaults of variables of the environment in Python scripts, servers' and others': told, since whoever
+starts the script may set another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ READS = (
 SCRIPTS = {
     "engine": "from vllm import LLM\nMODEL = {reads}\nllm = LLM(model=MODEL, max_model_len=2048)\n",
     "engine in place": "from vllm import LLM\nllm = LLM(model={reads}, max_model_len=2048)\n",
-    "command": 'import subprocess\nMODEL: str = {reads}\nsubprocess.run(["vllm", "serve", MODEL, "--max-model-len", "2048"])\n',
+    "command": (
+        "import subprocess\nMODEL: str = {reads}\n"
+        'subprocess.run(["vllm", "serve", MODEL, "--max-model-len", "2048"])\n'
+    ),
     "trainer": (
         "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\nMODEL = {reads}\n"
         "model = AutoModelForCausalLM.from_pretrained(MODEL)\n"

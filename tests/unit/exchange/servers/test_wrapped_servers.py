@@ -11,7 +11,7 @@ import memsheet
 FLAGS = '--model "$MODEL" --served-model-name mine --max-model-len 4096 --tensor-parallel-size 2'
 STARTS = {
     "a list of words": (
-        'CMD=(\n  /opt/plugins/vllm_entrypoint.sh\n  --model "$MODEL"\n  --tensor-parallel-size 2\n'
+        'CMD=(\n  /plugins/vllm_entrypoint.sh\n  --model "$MODEL"\n  --tensor-parallel-size 2\n'
         '  --max-model-len 4096\n)\napptainer exec --rocm "$IMAGE" "${CMD[@]}" > "$LOG" 2>&1 &\n'
     ),
     "in place": f"bash start-vllm.sh {FLAGS}\n",

@@ -151,7 +151,8 @@ def _earlier_split(values: Values) -> Iterable[Earlier]:
     """
     degree = values.get(TENSOR, 1)
     if EXPERT_TENSOR not in values and isinstance(degree, int) and degree > 1:
-        why = f"ms-swift before 3.9 cuts experts over the {degree} tensor-parallel ranks, too, unless {EXPERT_TENSOR} says otherwise"
+        why = f"ms-swift before 3.9 cuts experts over the {degree} tensor-parallel ranks, too, unless "
+        why += f"{EXPERT_TENSOR} says otherwise"
         yield Earlier(since=(3, 9), changes={"mesh.etp": degree}, why=why)
 
 
