@@ -41,7 +41,8 @@ fused_moe/oracle/mxfp4.py:837-916.
 class Packing:
     """How a release and a card keep such experts. ``usual``: the kernel that is the value; ``alone``: it is
     the only one that runs; ``keeps_scales``: the checkpoint's stay beside triton's; ``scale_columns``: shares
-    that triton's are padded to; ``pads_rows``: kernels of NVFP4 pad an expert's rows, None where nobody knows.
+    that triton's are padded to; ``pads_rows``: kernels of NVFP4 pad an expert's rows, None where nobody
+    knows.
     """
 
     usual: Kernel = TRITON
