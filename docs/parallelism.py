@@ -112,6 +112,9 @@ with no pipeline at all. More stages buy room for states only. Interleaving shor
 last ones most. The embeddings weigh on the first stage; logits and the loss on the last, of one micro-batch. memsheet accounts for every distinct
 rank and judges by the fullest; `layers_per_stage` makes stages uneven.
 
+One process that has several cards (`device_map="auto"`) is no such pipeline: cards work one after another, no micro-batch waits, and each holds
+its layers with their states. `--schedule naive` accounts it, layers dealt as transformers deals them.
+
 ## Experts: a range, because nobody knows the routing
 
 How many tokens an expert gets is decided while the job runs. The buffers behind a dispatch are as long as what arrives, so the sheet

@@ -1,5 +1,6 @@
 """What is on a card besides its layers where one process has several: copies of what the model hands its
-layers, and what its forward returns to the card where it began.
+layers, and what its forward returns to the card where it began. Of a final norm whose head is elsewhere the
+parameters alone are counted: what it keeps has gone when the first layer runs backward, which holds more.
 """
 
 from __future__ import annotations

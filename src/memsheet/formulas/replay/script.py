@@ -493,8 +493,8 @@ def _ahead_of_recompute(tape: Tape) -> int:
             alive.add(index)
         elif event is Event.FREE:
             alive.discard(index)
-        if at > 1 and alive == tape.waiting:
-            return at
+        if alive == tape.waiting:
+            return at if at > 1 else 0  # the one that arrives is the first
     return 0
 
 

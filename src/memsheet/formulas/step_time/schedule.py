@@ -23,7 +23,7 @@ def bubble_share(schedule: Schedule | None) -> float:
     cites=PIPELINE_1F1B,
     at=(
         "section 2.2: the first and last micro-batch pass all stages, the others the slowest one; 1/v of "
-        "it with v chunks"
+        "it with v chunks; one process that has all stages passes each micro-batch through all of them"
     ),
 )
 def pipeline_s(
@@ -35,6 +35,8 @@ def pipeline_s(
     slowest, total = stages[0], stages[0]
     for one in stages[1:]:
         slowest, total = larger(slowest, one), total + one
+    if schedule is Schedule.NAIVE:
+        return microbatches * total, microbatches * (total - slowest)
     bubble = (total - slowest) * bubble_share(schedule) / chunks
     return microbatches * slowest + bubble, bubble
 

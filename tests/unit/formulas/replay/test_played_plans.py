@@ -1,5 +1,5 @@
-"""Plans whose step's own allocations say what is reserved: the script holds as much as the sheet does, so that no
-share of it has to stand in.
+"""Plans whose step's own allocations say what is reserved: the script holds as much as the sheet does, so
+that no share of it has to stand in.
 """
 
 from __future__ import annotations
