@@ -368,8 +368,8 @@ def _exchanged_heads(
 ) -> list[dict[str, Any]]:
     """What ranks of Ulysses have in a layer beside their part of each row: copies by heads of the queries,
     keys and values that the layer still holds by positions, and what they are exchanged through
-    (models/transformers/monkey_patch.py, _ulysses_flash_attention_forward). The layer's widest moment is mostly another, its
-    feed-forward's; then none of it.
+    (models/transformers/monkey_patch.py, _ulysses_flash_attention_forward). The layer's widest moment is
+    mostly another, its feed-forward's; then none of it.
     """
     ranks = sequence_ranks(values) or 1
     if ranks < 2 or not sizes.queries:

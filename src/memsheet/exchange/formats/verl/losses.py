@@ -142,8 +142,8 @@ def _says_entropy(values: Values) -> bool:
 
 def _makes_entropy(values: Values) -> str:
     """How entropy is made where it is (workers/actor/dp_actor.py:80-93, of padded rows never compiled;
-    1dda039 trainer/config/engine/fsdp.yaml:54, veomni.yaml:41); those that are read as verl's make none of what is
-    read (hiyouga/EasyR1 b44b311 workers/actor/dp_actor.py:130), or in chunks.
+    1dda039 trainer/config/engine/fsdp.yaml:54, veomni.yaml:41); those that are read as verl's make none of
+    what is read (hiyouga/EasyR1 b44b311 workers/actor/dp_actor.py:130), or in chunks.
     """
     if _is_chunked(values):
         return OPEN
