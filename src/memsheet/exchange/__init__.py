@@ -31,6 +31,7 @@ from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
     from memsheet.exchange.servers.swift_commands import swift_servers
+    from memsheet.exchange.shared.config_references import environment_remarks, with_environment_defaults
     from memsheet.exchange.shared.script_settings import script_settings
     from memsheet.exchange.shared.template_places import with_open_places
     from memsheet.exchange.shared.tracked_runs import tracked_values
@@ -365,6 +366,17 @@ def _training_beside(
     return replace(found, assumed=(*found.assumed, f"{told} has cards or a time of its own: not counted"))
 
 
+def _with_own_defaults(
+    name: str, text: str, tree: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """A YAML's tree with the defaults that it says itself of variables of the environment, and these in
+    words.
+    """
+    if not name.endswith((".yaml", ".yml")) or "${oc.env:" not in text:
+        return tree, ()
+    return with_environment_defaults(tree), environment_remarks(text)
+
+
 def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     held: dict[str, Any] = {}
 
@@ -385,9 +397,9 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
                 and form.marks & {str(key) for key in found}
                 and _has_needed_keys(form, found)
             ):
-                return _resolve_release(
-                    form, text, read_format_values(form, dict(flatten_tree(found, whole=form.whole)))
-                )
+                tree, remarks = _with_own_defaults(name, text, found)
+                known = read_format_values(form, dict(flatten_tree(tree, whole=form.whole)))
+                return _resolve_release(form, text, replace(known, assumed=(*known.assumed, *remarks)))
     why = data_of("json" if name.endswith(".json") else "yaml")
     if name.endswith(".toml"):
         why = _parse_own_tables(text, name)

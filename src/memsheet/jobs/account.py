@@ -254,8 +254,8 @@ def _phase_rows(
 
 
 def _saved_at_once(sheet: Sheet, steps: tuple[Instant, ...]) -> Item:
-    """What a role's own step has beyond what rests, where another's step is saved with it: from half of it, as
-    neither goes back before both have run forward.
+    """What a role's own step has beyond what rests, where another's step is saved with it: from half of it,
+    as neither goes back before both have run forward.
     """
     rests = sheet.at(sheet.instants[0]).value
     most = max(int(sheet.at(when).value - rests) for when in sheet.instants)

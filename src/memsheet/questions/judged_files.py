@@ -252,5 +252,6 @@ def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
     least = f"{format_bytes(found.least_bytes)} at the least"
     told = f"it is expected to fit with {fitting:,}{each}" if fitting else f"fewer need less, {least}"
     of_phase = f" of {phase}" if phase else ""
-    words = f"a micro-batch{of_phase} is counted with the {counted:,} tokens that it may have at the most, and {told}"
+    most = f"the {counted:,} tokens that it may have at the most"
+    words = f"a micro-batch{of_phase} is counted with {most}, and {told}"
     return Doubt(words, found.least_bytes)

@@ -50,6 +50,31 @@ def _resolved_value(held: Any, tree: Mapping[str, Any], group: Mapping[str, Any]
     return held if kept else _resolved_value(found, tree, group, depth + 1)
 
 
+ENVIRONMENT = late_pattern(r"\$\{oc\.env:\s*(\w{1,100})\s*,\s*([^{}]{1,400}?)\s*\}")
+"""A variable of the environment with what stands for it where nobody sets it (omry/omegaconf 2.3.0
+omegaconf/resolvers/oc/__init__.py, env).
+"""
+
+
+def with_environment_defaults(held: Any) -> Any:
+    """A tree with the defaults that it says itself of variables of the environment, each a whole value."""
+    if isinstance(held, Mapping):
+        return {at: with_environment_defaults(one) for at, one in held.items()}
+    if isinstance(held, list):
+        return [with_environment_defaults(one) for one in held]
+    named = ENVIRONMENT.fullmatch(held) if isinstance(held, str) else None
+    if named is None:
+        return held
+    number = _number_of(named[2])
+    return number if number is not None else named[2].strip("'\"")
+
+
+def environment_remarks(text: str) -> tuple[str, ...]:
+    """Which defaults of variables of the environment a text takes, in words."""
+    found = dict.fromkeys(named.groups() for named in ENVIRONMENT.finditer(text))
+    return tuple(f"{name} = {usual}: what the file says where nobody sets it" for name, usual in found)
+
+
 def _number_of(held: Any) -> float | None:
     """A number, or the one that a text is; nothing for anything else."""
     if isinstance(held, str):

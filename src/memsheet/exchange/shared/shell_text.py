@@ -23,7 +23,7 @@ USED = late_pattern(
     r"\$(?:\{(\w+)(?:\[[@*]\]|(:?[-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|([A-Za-z_]\w*|\d))"
 )
 OF_EMPTY = (":-", ":=")
-"""What stands before a default that is taken of an empty value as of none (``${A:-b}``, and not ``${A-b}``)."""
+"""What stands before a default that is taken of an empty value as of none: ``${A:-b}``, not ``${A-b}``."""
 SUM = late_pattern(r"\$\(\(([\d\s+*/%()-]{1,200})\)\)")
 _SETS_DEFAULTS = late_pattern(
     r"^([ \t]*):[ \t]+((?:\"?\$\{\w+:?=[^{}\n]*+(?:\{[^{}\n]*+\}[^{}\n]*+)*+\}\"?[ \t;:]*)+)(?=$|#)",

@@ -100,9 +100,9 @@ ring_flash_attn/llama3_flash_attn_varlen.py:89-115, 187-243).
 
 
 def _add_ring_buffers(phase: dict[str, Any], roles: Mapping[str, Any], values: Values, sizes: Sizes) -> None:
-    """What ring attention has in a layer beside a rank's part of each row: the buffers, keys and values in one
-    piece, and the results of some heads beside those of all. The layer's widest moment is mostly another, its
-    feed-forward's; then none of it.
+    """What ring attention has in a layer beside a rank's part of each row: the buffers, keys and values in
+    one piece, and the results of some heads beside those of all. The layer's widest moment is mostly another,
+    its feed-forward's; then none of it.
     """
     active = roles.get(phase.get("active") or "", {})
     if active.get("plan", {}).get("task") != "train":

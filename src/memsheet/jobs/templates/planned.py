@@ -14,8 +14,8 @@ DESCRIBED = ("schema", "model", "gpus", "phase")
 
 
 class Sizes(NamedTuple):
-    """What of the model a job needs besides its name. ``queries``, ``keys``: elements of a token's queries and
-    of its keys in the widest layer, 0 where a layer has other attention; ``key_heads``: the fewest.
+    """What of the model a job needs besides its name. ``queries``, ``keys``: elements of a token's queries
+    and of its keys in the widest layer, 0 where a layer has other attention; ``key_heads``: the fewest.
     """
 
     vocab: int

@@ -366,10 +366,10 @@ are sent, those that come, and their sum (utils/ulysses.py, all_to_all_tensor).
 def _exchanged_heads(
     values: Values, plan: Mapping[str, Any], sizes: Sizes, instants: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """What ranks of Ulysses have in a layer beside their part of each row: copies by heads of the queries, keys
-    and values that the layer still holds by positions, and what they are exchanged through (models/transformers/
-    monkey_patch.py, _ulysses_flash_attention_forward). The layer's widest moment is mostly another, its
-    feed-forward's; then none of it.
+    """What ranks of Ulysses have in a layer beside their part of each row: copies by heads of the queries,
+    keys and values that the layer still holds by positions, and what they are exchanged through
+    (models/transformers/monkey_patch.py, _ulysses_flash_attention_forward). The layer's widest moment is
+    mostly another, its feed-forward's; then none of it.
     """
     ranks = sequence_ranks(values) or 1
     if ranks < 2 or not sizes.queries:

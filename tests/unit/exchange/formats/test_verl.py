@@ -298,3 +298,23 @@ def test_an_optimizer_that_the_fork_alone_has_is_told() -> None:
 def test_programs_of_others_that_are_called_as_verls_are_read(program: str) -> None:
     found = request_of(START.replace("verl.trainer.main_ppo", program) + f"{MICRO}=4 +x.verl=1")
     assert (found["@model"], found["microbatch"]) == ("Qwen/Qwen2.5-7B-Instruct", 4)
+
+
+def test_a_default_of_the_environment_is_taken_and_told(tmp_path: Path) -> None:
+    """The model's name was read with the braces."""
+    text = """actor_rollout_ref:
+  model: {path: "MODEL"}
+  actor: {ppo_micro_batch_size_per_gpu: 2, ppo_mini_batch_size: 64}
+  rollout: {name: vllm, gpu_memory_utilization: SHARE, log_prob_micro_batch_size_per_gpu: 2}
+data: {max_prompt_length: 512, max_response_length: 512}
+trainer: {n_gpus_per_node: 8, nnodes: 1}
+"""
+    answers = []
+    for model, share in (("Qwen/Qwen3-4B", "0.4"), ("${oc.env:OURS,Qwen/Qwen3-4B}", '"${oc.env:PART, 0.4}"')):
+        (tmp_path / "grpo.yaml").write_text(text.replace("MODEL", model).replace("SHARE", share))
+        found = memsheet.check(tmp_path / "grpo.yaml", gpus="8xH100-80GB")
+        assert found.answer is not None, found.why_not
+        answers.append(found)
+    said, named = answers
+    assert said.answer.job["roles"] == named.answer.job["roles"]  # type: ignore[union-attr, index]
+    assert any("OURS = Qwen/Qwen3-4B" in one for one in named.assumed)

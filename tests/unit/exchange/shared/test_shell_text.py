@@ -17,7 +17,7 @@ SCRIPTS = {
     "default": "N=${WILD_N:-4}\nrun --n $N --m ${WILD_M:-5}",
     "quoted default": 'N=${WILD_N:-"4"}\nrun --n $N',
     "given default": "N=3\nM=${N:-4}\nrun --n $M",
-    "default of what is empty": "U=${WILD_U:-}\nU=${U:-0.6}\nM=\nrun --u ${U} --m ${M:-5} --k ${M-6}x --w w${M:-7}",
+    "default of what is empty": "U=${WILD_U:-}\nU=${U:-0.6}\nM=\nrun --u ${U} --m ${M:-5} x${M-6}",
     "expr": "A=8\nrun --g $(expr 32 / $A) --h `expr 2 + 3`",
     "sum": "A=8\nB=2\nG=$(( A * B / 4 + 1 ))\nrun --g $(($A*$B)) --h 3",
     "branch": 'X=on\nO=--a\nif [ "$X" = "on" ]; then\nO="$O --b"\nelse\nO="$O --c"\nfi\nrun $O',

@@ -52,8 +52,8 @@ knows which.
 READ: Mapping[str, Range] = {WHOLE: (2, 4, 4), COMPILED: (2, 4, 4), EAGER: (14, 16, 18), OPEN: (2, 4, 18)}
 LEARNT: Mapping[str, Range] = {WHOLE: (4, 4, 4), COMPILED: (6, 6, 6), EAGER: (26, 28, 32), OPEN: (6, 16, 32)}
 """Bytes of a logit where it is only read, and where it is learnt from, counted of the same operations. The
-logits are divided by the temperature in place (workers/actor/dp_actor.py:254), in newer releases into a second
-tensor, beside which the first is there as long as they are read (1dda039 workers/engine/fsdp/
+logits are divided by the temperature in place (workers/actor/dp_actor.py:254), in newer releases into a
+second tensor, beside which the first is there as long as they are read (1dda039 workers/engine/fsdp/
 transformer_impl.py:1357). Autocast's probabilities in fp32 and what log-sum-exp makes beside them are three
 copies of four bytes (utils/torch_functional.py:226-228). Compiled, the forward makes none of them and the
 backward the gradient alone: pytorch/pytorch v2.13.0 torch/_inductor/ir.py, should_realize_on_reuse, inlines
@@ -141,9 +141,9 @@ def _says_entropy(values: Values) -> bool:
 
 
 def _makes_entropy(values: Values) -> str:
-    """How entropy is made where it is (workers/actor/dp_actor.py:80-93, of padded rows never compiled; 1dda039
-    trainer/config/engine/fsdp.yaml:54, veomni.yaml:41); those that are read as verl's make none of what is
-    read (hiyouga/EasyR1 b44b311 workers/actor/dp_actor.py:130), or in chunks.
+    """How entropy is made where it is (workers/actor/dp_actor.py:80-93, of padded rows never compiled;
+    1dda039 trainer/config/engine/fsdp.yaml:54, veomni.yaml:41); those that are read as verl's make none of
+    what is read (hiyouga/EasyR1 b44b311 workers/actor/dp_actor.py:130), or in chunks.
     """
     if _is_chunked(values):
         return OPEN
@@ -200,7 +200,10 @@ def logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
         copied = 2 if program_of(values) == OF_ENGINES else 1
         yield Moved(at="logits", why=why, low_bytes=once, high_bytes=once * (copied + 1))
         return
-    why = "logits of all tokens, their gradient, and what entropy is made of (workers/actor/dp_actor.py:262-276)"
+    why = (
+        "logits of all tokens, their gradient, and what entropy is made of "
+        "(workers/actor/dp_actor.py:262-276)"
+    )
     least, _, most = learnt_logit_bytes(values)
     yield Moved(at=f"{ACTOR}.entropy_coeff", why=why, low_bytes=elements * least, high_bytes=elements * most)
 
