@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import memsheet
-
 from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
