@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from memsheet.errors import Problem
+from memsheet.errors import Problem, nearest_words
 from memsheet.frozen import dataclass, field
 
 E = TypeVar("E", bound=Enum)
@@ -48,10 +48,23 @@ class RequestResolver:
             key,
             text,
             f"is not modelled for {who} yet",
-            f"modelled: {', '.join(str(m.value) for m in allowed)}",
+            _nearest_then_all(str(text), [str(m.value) for m in allowed]),
         )
         return default
 
 
 def _assumed_value(value: object) -> str:
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _nearest_then_all(word: str, known: list[str]) -> str:
+    """All that there is, behind the one that may have been mistyped."""
+    near = nearest_words(word, known, n=1, cutoff=MISTYPED)
+    every = f"modelled: {', '.join(known)}"
+    return f"did you mean {near[0]}? {every}" if near else every
+
+
+MISTYPED = 0.94
+"""How alike two words are of which one is the other with a letter more or less; names of other options are
+less so (``adamw_8bit`` and ``adamw_4bit`` are 0.9 alike, ``adamw_8bits`` is 0.95).
+"""

@@ -120,7 +120,8 @@ def judge_job(
             told,
             answer,
             lambda changes: _judged_answer(files, job, {**at_length, **changes}, {**flags, **changes}),
-            lambda beyond: None if lasting.words else answer_with_less_room(job.ask, at_length, beyond),
+            lambda beyond: answer_with_less_room(job.ask, at_length, beyond),
+            lasting=bool(lasting.words),
         )
         told = _in_words_of_files(told, files, job, case, flags) if not files.document else told
     claimed = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)

@@ -72,7 +72,10 @@ def _unsure_name_parts(reads: Mapping[str, Read], task: str) -> list[str]:
     named = served_model(reads) if asked else None
     if not named or is_surely_bundled(named):
         return []
-    return [named, *[part for part in reversed(named.strip("/").split("/")) if part][:MOST_PARTS]]
+    return [
+        named,
+        *[part for part in reversed(named.replace("\\", "/").strip("/").split("/")) if part][:MOST_PARTS],
+    ]
 
 
 def likely_of_path(parts: Sequence[str]) -> str | None:

@@ -20,9 +20,12 @@ ELSEWHERE = frozenset({"gpus", "nodes", "engine"})
 """Changes to another job, which its files do not say."""
 
 
-def with_judged_changes(told: Answer | None, sheet: Answer | None, judge: Judge, seek: Seek) -> Answer | None:
+def with_judged_changes(
+    told: Answer | None, sheet: Answer | None, judge: Judge, seek: Seek, *, lasting: bool = False
+) -> Answer | None:
     """The answer with changes that the files in their doubt fit with. ``told``: the answer with its doubt,
-    ``sheet``: before it was doubted.
+    ``sheet``: before it was doubted. ``lasting``: what is open no change settles, so that the best there is
+    fits by what is known.
     """
     if told is None or told.verdict is None or sheet is None or sheet.verdict is None:
         return told
@@ -30,10 +33,13 @@ def with_judged_changes(told: Answer | None, sheet: Answer | None, judge: Judge,
     if verdict.result is Result.FITS or not isinstance(told.plan.workload, Training):
         return told
     beyond, first = int(verdict.device.high) - int(sheet.verdict.device.high), verdict.cheapest_fix
-    if (fix := _judged_fix(first, judge)) is None and beyond > 0 and not verdict.no_most:
-        further = seek(beyond)
+    sought = beyond > 0 or (lasting and first is None)
+    if (fix := _judged_fix(first, judge)) is None and sought and not verdict.no_most:
+        further = seek(max(0, beyond))
         if further is not None and further.verdict is not None:
             fix = _judged_fix(further.verdict.cheapest_fix, judge)
+            if lasting and fix is None and first is None:
+                first = _known_fix(further.verdict.cheapest_fix, judge, told)
             told = replace(told, ways_to_fit=further.ways_to_fit or told.ways_to_fit)
     kept = fix or (replace(first, open_ended=True) if first is not None else None)
     ways = tuple(judged for way in told.ways_to_fit if (judged := _judged_way(way, judge, told, beyond)))
@@ -45,6 +51,16 @@ def _judged_fix(fix: Fix | None, judge: Judge) -> Fix | None:
     after = judge(changed_values(fix)) if fix is not None else None
     fits = after is not None and after.verdict is not None and after.verdict.result is Result.FITS
     return replace(fix, device=after.verdict.device) if fix and after and after.verdict and fits else None
+
+
+def _known_fix(fix: Fix | None, judge: Judge, told: Answer) -> Fix | None:
+    """The list of changes with which all of the files' range fits, whatever stays open."""
+    after = judge(changed_values(fix)) if fix is not None else None
+    if fix is None or after is None or after.verdict is None or told.cluster is None:
+        return None
+    device = after.verdict.device
+    fits = device.high <= told.cluster.device.framework_low_bytes and not after.verdict.no_most
+    return replace(fix, device=device) if fits else None
 
 
 def _judged_way(way: WayToFit, judge: Judge, told: Answer, beyond: int) -> WayToFit | None:

@@ -29,6 +29,7 @@ from memsheet.plan.workload import Training
 from memsheet.questions.kept_traces import traced_once
 from memsheet.questions.question_parts import catalog_entry, parse_question, task_of
 from memsheet.questions.recordings import recording_of
+from memsheet.questions.trained_embedders import config_as_trained
 from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.resolve import Resolved, resolve_request
@@ -92,8 +93,10 @@ def trace_with_timelines(model: Any, how: Options, **options: Any) -> tuple[Answ
         )
     check_runs(resolved.plan)
     assumed = (*where["assumed"], *serving_assumed(resolved, how), *_routing_assumptions(resolved.plan))
+    trains = isinstance(job, Training)
+    config = config_as_trained(found.values, found.name) if trains else found.values
     asked = {
-        "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
+        "name": found.name, "config": dict(config), "plan": plan_document(resolved.plan), "device": how.device,
         "capability": cluster.device.compute_capability if cluster else None,
         "scratch": how.scratch, "depth": None if how.full else repeated_layer_depth(spec), "debug": how.debug, "ranks": _traced_ranks(resolved.plan, how), "cache": how.cache,
     }  # fmt: skip

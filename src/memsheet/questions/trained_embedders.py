@@ -29,6 +29,20 @@ def as_trained_embedder(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec
     return states_alone(spec, f"its config's class is {bare}" if bare else "as its name says")
 
 
+def config_as_trained(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The config of such a decoder with the class that has no head, as the real code is made of it; any other
+    as it is.
+    """
+    named = config.get("architectures")
+    first = str(named[0]) if isinstance(named, list | tuple) and named else ""
+    if EMBEDS not in name.lower() or not first.endswith(WITH_HEAD):
+        return config
+    return {**config, "architectures": [f"{first.removesuffix(WITH_HEAD)}Model"]}
+
+
+WITH_HEAD = "ForCausalLM"
+
+
 def states_alone(spec: ModelSpec, how: str) -> ModelSpec:
     """A decoder without its output matrix. ``how``: where that is known from."""
     source = replace(spec.source, notes=(*spec.source.notes, f"it makes embeddings, {how}, and no logits"))

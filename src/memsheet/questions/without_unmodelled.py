@@ -213,4 +213,9 @@ def _is_of_experts(problem: Problem) -> bool:
 def _problem_words(problem: Problem) -> str:
     if problem.field == TARGETS and ABSENT.search(problem.reason):
         return f"{OTHER_TARGETS}: {problem.value} {problem.reason}"
-    return f"the sheet is without {problem.field} = {problem.value}, which {problem.reason}"
+    near = NEAREST.match(problem.hint)
+    told = f" ({near[0]})" if near else ""
+    return f"the sheet is without {problem.field} = {problem.value}, which {problem.reason}{told}"
+
+
+NEAREST = late_pattern(r"did you mean [^?]+\?")

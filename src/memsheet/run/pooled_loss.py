@@ -22,8 +22,8 @@ SCALE = 20.0  # of cosines
 
 
 def has_no_loss(model: nn.Module) -> bool:
-    """Whether an encoder of text ends with its states: the class that has no head, of a family that is
-    trained on masked words.
+    """Whether a model of text ends with its states: the class that has no head, of a family that is trained
+    on masked words or on the next one.
     """
     from transformers.models.auto import modeling_auto
 
@@ -31,7 +31,11 @@ def has_no_loss(model: nn.Module) -> bool:
     kind = config.model_type
     named = modeling_auto.MODEL_MAPPING_NAMES.get(kind, ())
     bare = type(model).__name__ in ((named,) if isinstance(named, str) else named)
-    return bare and kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    of_words = (
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+    return bare and any(kind in names for names in of_words)
 
 
 def apply_pooled_loss(model: nn.Module) -> None:

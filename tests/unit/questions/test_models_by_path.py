@@ -74,3 +74,14 @@ def test_a_size_says_nothing_of_a_length(tmp_path: Path) -> None:
     found = served(tmp_path, server, "8xH200")
     assert found.answer is not None, found.why_not
     assert found.result is Result.UNCERTAIN
+
+
+@pytest.mark.parametrize("path", ["D:\\\\models\\\\Qwen3-1.7B", "/data/models/Qwen3-1.7B"])
+def test_a_folder_is_of_the_model_that_it_is_called_by_on_any_system(path: str, tmp_path: Path) -> None:
+    text = "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+    text += f'model = AutoModelForCausalLM.from_pretrained("{path}", torch_dtype="bfloat16")\n'
+    text += 'Trainer(model, TrainingArguments("o", bf16=True), train_dataset=rows).train()\n'
+    (tmp_path / "train.py").write_text(text)
+    found = memsheet.check(tmp_path / "train.py", seq_len=64)
+    assert found.answer is not None
+    assert found.answer.model.name == "qwen3-1.7b"

@@ -8,6 +8,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Fix, Result
+from memsheet.catalog import find_device
 from memsheet.questions.sure_changes import changed_values
 
 SCRIPT = """from trl import SFTConfig, SFTTrainer
@@ -113,3 +114,12 @@ def test_a_smaller_model_is_judged_as_the_files_are(tmp_path: Path) -> None:
     assert (typed.answer.verdict.device.high <= typed.answer.cluster.device.framework_low_bytes) is not (  # type: ignore[union-attr]
         "not sure" in way.words
     )
+
+
+def test_what_no_change_settles_hides_no_change_that_fits_by_what_is_known(tmp_path: Path) -> None:
+    """An optimizer that nobody accounts stays open, and a list of changes is told as fitting without it."""
+    (tmp_path / "axo.yml").write_text(AXOLOTL.replace("adamw_torch", "adamw_8bits").replace("8192", "16384"))
+    fix = fix_of(tmp_path / "axo.yml", "1xRTX4090")
+    assert fix is not None
+    assert fix.open_ended
+    assert fix.device.high <= find_device("RTX4090").framework_low_bytes

@@ -152,7 +152,7 @@ def _for_loss(figures: Figures, signs: Signs) -> Cure:
         return Cure(change=FUSED_LOSS, helps=NO, why=why)  # fmt: skip
     place = OF_PREFERENCES if PREFERS.search(signs.text) else TRAINERS.get(signs.trainer, {}).get("loss", "")
     return Cure(
-        change=FUSED_LOSS, helps=MAYBE, saves_bytes=figures.asked.high, where=place, why="the tensor asked for is not made then"
+        change=FUSED_LOSS, helps=MAYBE, saves_bytes=figures.asked.middle, where=place, why="the tensor asked for is not made then"
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def _for_micro_batch(figures: Figures, signs: Signs, term: Term | None) -> Itera
     yield Cure(
         change=LESS_OF_ONE if by_sequence else HALF_LENGTH if single else HALF,
         helps=YES if served else MAYBE,
-        saves_bytes=figures.asked.high - half.low if proportional else None,
+        saves_bytes=(figures.asked - half).middle if proportional else None,
         where="" if by_sequence or single else lines.get("batch", ""),
         why=f"the request is then {size_words(half)}" if proportional else "",
     )

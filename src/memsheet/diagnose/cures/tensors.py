@@ -42,7 +42,7 @@ def place_of_scoreless(signs: Signs) -> str:
 
 def without_scores(figures: Figures, where: str) -> Cure:
     return Cure(
-        change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.high, where=where,
+        change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.middle, where=where,
         why="the tensor asked for is not made then",
     )  # fmt: skip
 

@@ -142,8 +142,9 @@ def scaled_halves(where: str, read: Read) -> Found:
     return Found(
         where=where,
         says=(
-            f"the weights that train are loaded in fp16{'' if said else ' by transformers 5'}, and the scaler "
-            'of gradients takes none in fp16: the first step ends with "Attempting to unscale FP16 gradients"'
+            f"the weights that train are loaded in fp16{'' if said else ' by transformers 5'}, and the "
+            "scaler of gradients takes none in fp16: the first step ends with "
+            '"Attempting to unscale FP16 gradients"'
         ),
         cure="load them in float32 beside fp16, or take bf16 where the card computes in it",
         stops=said,

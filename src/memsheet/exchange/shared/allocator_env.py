@@ -42,7 +42,7 @@ def script_allocator_key(tree: ast.Module) -> dict[str, str]:
 
 
 def _environment_text(line: ast.stmt) -> tuple[str, str] | None:
-    """The variable's name and text of ``os.environ[NAME] = TEXT`` and ``os.environ.setdefault(NAME, TEXT)``."""
+    """The variable's name and text of ``os.environ[NAME] = TEXT`` and of its ``setdefault``."""
     given: tuple[ast.expr, ...] = ()
     if isinstance(line, ast.Assign) and isinstance(place := line.targets[0], ast.Subscript):
         given, of = (place.slice, line.value), place.value

@@ -8,6 +8,7 @@ import pytest
 
 import memsheet
 from memsheet.catalog import find_model, model_names
+from memsheet.questions.trained_embedders import config_as_trained
 
 SCRIPT = """from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -70,3 +71,12 @@ def test_a_class_without_a_head_says_so_of_any_decoder() -> None:
     )
     assert (plain.model.head.kind, bare.model.head.kind) == ("causal_lm", "none")
     assert bare.sheets[0].peak.value < plain.sheets[0].peak.value
+
+
+@pytest.mark.parametrize("name", ["qwen3-embedding-0.6b", "qwen3-0.6b", "bge-m3"])
+def test_the_real_code_of_such_a_decoder_is_made_without_a_head_too(name: str) -> None:
+    entry = find_model(name)
+    assert entry is not None
+    config = entry["config"]
+    made = config_as_trained(config, name)
+    assert made["architectures"] == (["Qwen3Model"] if "embedding" in name else config["architectures"])

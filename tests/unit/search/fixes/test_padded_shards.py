@@ -1,4 +1,4 @@
-"""A cluster that no number of GPUs makes large enough, as shards are padded: why, and who divides otherwise."""
+"""A job that no number of GPUs holds, as shards are padded: why, and who divides otherwise."""
 
 from __future__ import annotations
 

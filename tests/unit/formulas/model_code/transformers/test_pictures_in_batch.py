@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.account import account_rank
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
@@ -213,3 +214,12 @@ def test_the_key_reads_back_from_a_plan_that_was_written() -> None:
     assert "image_tokens" not in plan_document(
         replace(plan, workload=replace(plan.training, image_tokens=0)), model="qwen2_vl", cluster=None
     )
+
+
+def test_a_quantized_base_is_never_dropped_for_pictures() -> None:
+    """Pictures are refused beside it, by their own name."""
+    with pytest.raises(InputError) as raised:
+        memsheet.train("qwen2.5-vl-7b", seq_len=512, image_tokens=256, quantize="nf4", lora_rank=8)
+    problem = raised.value.problems[0]
+    assert (problem.field, problem.value) == ("image_tokens", 256)
+    assert "quantization.weights = nf4" in problem.reason
