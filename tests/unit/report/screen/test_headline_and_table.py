@@ -107,3 +107,12 @@ def test_a_length_that_is_found_has_one_verdict(
     rows = [row for row in capsys.readouterr().out.splitlines() if row.startswith("the whole range fits")]
     assert rows
     assert all(row.split()[-1] == "fits" for row in rows)
+
+
+@pytest.mark.parametrize(("card", "other"), [("A100", "A100-80GB"), ("A100-40GB", "")])
+def test_which_card_of_a_name_is_taken_stands_in_the_headline(
+    card: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "gpt2", "--gpus", f"1x{card}", "--seq-len", "512"])
+    head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert (f"on A100-40GB, not {other}" in head) is bool(other)
