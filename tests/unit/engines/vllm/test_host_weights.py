@@ -48,7 +48,7 @@ def test_weights_that_older_releases_hold_whole_are_told(
     """What is told is what a release before has more of while it loads."""
     asked = {"engine": "vllm", "gpus": "1xL40S", "max_model_len": 4096, "quantize": quantize, "fix": False}
     answer = memsheet.infer("qwen3-14b", **asked, engine_version=version)
-    notes = [note for note in answer.notes if "put into fp8 as they are read" in note]
+    notes = [note for note in answer.sheets[0].notes if "put into fp8 as they are read" in note]
     assert bool(notes) is told
     if told:
         older = memsheet.infer("qwen3-14b", **asked, engine_version="0.14.0").sheets[0]

@@ -116,3 +116,22 @@ def test_which_card_of_a_name_is_taken_stands_in_the_headline(
     main(["train", "gpt2", "--gpus", f"1x{card}", "--seq-len", "512"])
     head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
     assert (f"on A100-40GB, not {other}" in head) is bool(other)
+
+
+def test_the_range_of_a_job_is_that_of_its_fullest_phase(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "110")
+    reward = (
+        "model_name_or_path: internlm/internlm2_5-7b-chat\nstage: rm\nfinetuning_type: lora\nlora_rank: 16\n"
+        "lora_target: all\ncutoff_len: 2048\nper_device_train_batch_size: 4\nbf16: true\nquantization_bit: 4\n"
+    )
+    (tmp_path / "rm.yaml").write_text(reward)
+    main(["check", str(tmp_path / "rm.yaml"), "--gpus", "1xA100-40GB"])
+    out = capsys.readouterr().out
+    head = re.search(r"range ([\d.]+) to ([\d.]+) GiB", out)
+    rows = re.findall(r"^update_actor +the loss +[\d.]+ +([\d.]+) to ([\d.]+)", out, re.MULTILINE)
+    assert head
+    assert rows
+    assert max(float(low) for low, _ in rows) == float(head[1])
+    assert max(float(high) for _, high in rows) == float(head[2])

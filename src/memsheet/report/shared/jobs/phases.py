@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 from memsheet.budget import Answer
@@ -12,7 +13,9 @@ from memsheet.sheet import Bytes, Instant, Sheet
 
 
 class PhaseNeed(NamedTuple):
-    """A phase where it is fullest: what is on a card there, what each role has of it, and what is free."""
+    """A phase where it is fullest: what is on a card there, what each role has of it, and what is free. Each
+    end of the range is the largest over the phase's instants, as that of a sheet's peak is.
+    """
 
     phase: str
     instant: Instant
@@ -35,7 +38,7 @@ def phase_needs(sheet: Sheet, cluster: Cluster | None) -> Iterator[PhaseNeed]:
         phases.setdefault(instant.phase, []).append(instant)
     for phase, instants in phases.items():
         worst = max(instants, key=lambda one: (sheet.at(one, without=()).value, sheet.at(one).value))
-        size = sheet.at(worst, without=())
+        size = reduce(Bytes.max, (sheet.at(one, without=()) for one in instants))
         held: dict[str, int] = {}
         for item in sheet.items:
             if worst in item.at:
