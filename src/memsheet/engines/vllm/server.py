@@ -367,8 +367,8 @@ def _online_notes(spec: ModelSpec, plan: Plan) -> Iterator[str]:
     built, ways = as_built(stage_model(spec, plan, 0), release), ways_of(release)
     size = format_bytes(int(unquantized_bytes(plan, loaded_tensors(built, plan, ways)).value))
     yield (
-        f"weights are put into fp8 as they are read since vllm {since}; a release before it loads all of them "
-        f"first, {size} a GPU more"
+        f"weights are put into fp8 as they are read since vllm {since}; a release before it loads all of "
+        f"them first, {size} a GPU more"
     )
 
 

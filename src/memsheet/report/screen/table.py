@@ -226,8 +226,8 @@ class TableRow(NamedTuple):
 
 
 def peak_table_rows(answer: Answer, sheet: Sheet, look: Look) -> Iterator[TableRow]:
-    """Components at the peak, the largest first, with the three totals where each one ends, and what is expected beside
-    them.
+    """Components at the peak, the largest first, with the three totals where each one ends, and what is
+    expected beside them.
     """
     rows, wide, named = components_by_size(sheet), look.width >= WIDE, look.width >= NAMED
     of_torch = engine_of(answer.plan).serving.torch_memory
