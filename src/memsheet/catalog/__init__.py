@@ -341,15 +341,11 @@ def find_device(name: str) -> Device:
             hint = f"a number and a card: {name.strip()}xH100-80GB; `memsheet gpus` lists all"
         raise input_error("gpus", name, "is not a device memsheet knows", hint)
     least = min(sizes, key=lambda device: device.datasheet_bytes)
-    others = ", ".join(dict.fromkeys(device.name for device in sizes if device.name != least.name))
-    return (
-        replace(
-            least,
-            assumed=(f"gpus {name.strip()} = {least.name}, the least memory of its name (also {others})",),
-        )
-        if others
-        else least
-    )
+    others = tuple(dict.fromkeys(device.name for device in sizes if device.name != least.name))
+    if not others:
+        return least
+    words = f"gpus {name.strip()} = {least.name}, the least memory of its name (also {', '.join(others)})"
+    return replace(least, assumed=(words,), namesakes=others)
 
 
 def _sold_with(name: str) -> Device | None:

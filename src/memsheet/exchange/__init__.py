@@ -416,7 +416,7 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Re
         "file",
         name,
         "is not recognised as a configuration",
-        f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason),
+        f"{reason}; " * bool(reason) + f"known: {', '.join(NAMES)}",
     )
 
 

@@ -75,6 +75,7 @@ class Device:
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()  # what a name left open, and what was taken for it
+    namesakes: tuple[str, ...] = ()  # cards of the name that was given, with more memory
 
     @property
     def shared_bytes(self) -> int | None:

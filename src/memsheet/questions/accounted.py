@@ -360,8 +360,8 @@ def _serving_notes(plan: Plan, spec: ModelSpec) -> Iterator[str]:
     if spec.towers and engine_of(plan).stores_gguf:
         size = format_bytes(2 * sum(weight.elements * times for _, weight, times in tower_tensors(spec)))
         yield (
-            f"{plan.engine} has the projector of {spec.name} in a file of its own (mmproj): neither it, {size} in "
-            "F16, nor what a picture takes is in the sheet"
+            f"{plan.engine} has the projector of {spec.name} in a file of its own (mmproj): neither it, "
+            f"{size} in F16, nor what a picture takes is in the sheet"
         )
     yield from length_notes(plan, spec)
 

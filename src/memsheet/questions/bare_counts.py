@@ -101,13 +101,19 @@ def _weights_by_dtype(parameters: int, plan: Plan) -> Mapping[str, Any]:
     }
 
 
-def count_of(text: Any, field: str = "parameters") -> int:
-    """``7e9`` or 7000000000, exactly."""
-    from decimal import Decimal, InvalidOperation
+TIMES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+"""What a model's size ends with, as its name has it."""
 
+
+def count_of(text: Any, field: str = "parameters") -> int:
+    """``7e9``, ``7B`` or 7000000000, exactly."""
+    from decimal import Decimal, DecimalException
+
+    plain = str(text).replace("_", "").replace(",", "").strip()
+    times = TIMES.get(plain[-1:].lower(), 1)
     try:
-        number = Decimal(str(text).replace("_", "").replace(",", ""))
-    except InvalidOperation:
+        number = Decimal(plain[:-1]) * times if times > 1 else Decimal(plain)
+    except DecimalException:
         raise input_error(field, text, "is not a number", "write for example 7e9") from None
     if not number.is_finite() or not 1 <= number <= MAX_PARAMETERS or number != number.to_integral_value():
         raise input_error(

@@ -8,7 +8,7 @@ from typing import Any
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import Head, ModelSpec
-from memsheet.questions.released_embedders import is_embedder
+from memsheet.questions.released_embedders import NAMED, is_embedder
 
 BARE = late_pattern(r"(?!.*(?:For|LMHead))\w+Model")
 """Classes of the library that end with a model's states."""
@@ -35,7 +35,7 @@ def config_as_trained(config: Mapping[str, Any], name: str) -> Mapping[str, Any]
     """
     named = config.get("architectures")
     first = str(named[0]) if isinstance(named, list | tuple) and named else ""
-    if EMBEDS not in name.lower() or not first.endswith(WITH_HEAD):
+    if NAMED not in name.lower() or not first.endswith(WITH_HEAD):
         return config
     return {**config, "architectures": [f"{first.removesuffix(WITH_HEAD)}Model"]}
 

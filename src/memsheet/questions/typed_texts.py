@@ -32,7 +32,7 @@ def files_of_texts(files: Sequence[str], command: Sequence[str]) -> Iterator[tup
     ]
     typed = {word: (COMMAND, word) for word in named if is_typed(word)}
     if command and len(named) == len(files):
-        named.append(line := shlex.join(command))
+        named.append(line := command[0] if len(command) == 1 else shlex.join(command))
         typed[line] = (COMMAND, line)
     if named.count("-") > 1:
         raise input_error("file", "-", "is named twice, and stdin can be read once")

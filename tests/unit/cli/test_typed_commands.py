@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memsheet.cli import main
+from memsheet.questions.bare_counts import count_of
 
 GPUS = ("--gpus", "2xH100-80GB", "--json")
 COMMANDS = (
@@ -199,3 +200,43 @@ def test_a_question_that_its_engine_refuses_has_the_exit_code_of_a_check(
     assert json.loads(told.out)["error"] == "does not start"
     assert "DOES NOT START" in told.err
     assert main([*words, "--seq-len", "-3"]) == 2  # what nobody can be asked is bad input
+
+
+def test_a_quoted_command_behind_the_dashes_is_one_without_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "vllm serve Qwen/Qwen3-0.6B --max-model-len 8192"
+    told = []
+    for words in (line.split(), [line]):
+        code = main(["check", "--gpus", "1xL4", "--", *words])
+        told.append((code, capsys.readouterr().out))
+    assert told[0] == told[1]
+    assert told[0][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("-tp2", "-tp 2"), ("-pp4", "-pp 4"), ("--quantisation fp8", "--quantization")]
+)
+def test_a_mistyped_flag_stands_above_the_verdict_with_the_one_that_is_meant(
+    flag: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"vllm serve Qwen/Qwen3-0.6B --max-model-len 8192 {flag}"
+    main(["check", "--gpus", "1xL4", "--", *line.split()])
+    first = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert flag.split(maxsplit=1)[0] in first
+    assert f"({meant}?)" in first
+
+
+@pytest.mark.parametrize("written", ["13b", "13B", "13_000M", "13e9", "0.013T"])
+def test_a_size_is_a_number_as_a_model_has_it_in_its_name(written: str) -> None:
+    assert count_of(written) == 13 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.yaml", "base_model: x\n\tadapter: lora\n"), ("a.json", '{"a": 1,}')]
+)
+def test_why_a_file_is_not_read_stands_before_the_formats(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["check", str(tmp_path / name)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.index("is not") < told.index("line ") < told.index("known: ")

@@ -25,10 +25,14 @@ AT_LOADING = Cited(
 )
 
 
+def quantizes_online(part: ModelSpec, plan: Plan) -> bool:
+    """Whether a checkpoint in more bits is put into eight while the server starts."""
+    return plan.quantization is not None and plan.quantization.weights is FP8 and part.quantization is None
+
+
 def unquantized_items(part: ModelSpec, plan: Plan, held: Iterable[Held]) -> list[Item]:
     """What weights take beyond their eight bits until all are loaded, where a release quantizes them then."""
-    quantized = plan.quantization is not None and plan.quantization.weights is FP8
-    if not quantized or part.quantization is not None or version_of(plan.engine_version) >= STREAMED_SINCE:
+    if not quantizes_online(part, plan) or version_of(plan.engine_version) >= STREAMED_SINCE:
         return []
     size = unquantized_bytes(plan, held)
     return [Item(Component.TEMPORARIES, "unquantized", {Instant.LOAD: size}, AT_LOADING)]

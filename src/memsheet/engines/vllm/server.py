@@ -4,7 +4,7 @@ fraction of the card.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.arith import Count, minimum
@@ -21,7 +21,12 @@ from memsheet.engines.vllm.given_pool import checked_bytes, pool_bytes, pool_fla
 from memsheet.engines.vllm.graphs import driver_note, graph_items, largest_recorded
 from memsheet.engines.vllm.loaded import WAYS, as_built, ways_of, with_packed_ends
 from memsheet.engines.vllm.log_lines import start_up
-from memsheet.engines.vllm.online import unquantized_items
+from memsheet.engines.vllm.online import (
+    STREAMED_SINCE,
+    quantizes_online,
+    unquantized_bytes,
+    unquantized_items,
+)
 from memsheet.engines.vllm.options import vllm_options
 from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak
@@ -50,10 +55,12 @@ from memsheet.frozen import dataclass
 from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
+from memsheet.plan.hardware import version_of
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, sum_byte_ranges
+from memsheet.units import format_bytes
 
 with late_functions(__name__):
     from memsheet.engines.vllm.deepep import fixed_buffer_bytes
@@ -360,7 +367,20 @@ def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ..
     vendor = cluster.device.vendor if cluster else None
     cut = cut_block_notes(spec, group_plan(plan), vendor, refuses_cut_block)
     old = driver_note(plan, release_of(plan.engine_version), cluster.device if cluster else None)
-    return (*cut, *recorded_serving_notes(spec, plan), *old)
+    return (*cut, *recorded_serving_notes(spec, plan), *old, *_online_notes(spec, group_plan(plan)))
+
+
+def _online_notes(spec: ModelSpec, plan: Plan) -> Iterator[str]:
+    """That older releases hold weights whole before they are in eight bits."""
+    if not quantizes_online(spec, plan) or version_of(plan.engine_version) < STREAMED_SINCE:
+        return
+    release, since = release_of(plan.engine_version), ".".join(map(str, STREAMED_SINCE))
+    built, ways = as_built(stage_model(spec, plan, 0), release), ways_of(release)
+    size = format_bytes(int(unquantized_bytes(plan, loaded_tensors(built, plan, ways)).value))
+    yield (
+        f"weights are put into fp8 as they are read since vllm {since}; a release before it loads all of "
+        f"them first, {size} a GPU more"
+    )
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:

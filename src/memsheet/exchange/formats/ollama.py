@@ -94,7 +94,8 @@ def _moved_by_runner(values: Values, asked: Values) -> Iterable[Moved]:
     """
     if asked.get("@towers") and not str(values.get("FROM")).endswith(".gguf"):
         size = format_bytes(int(asked.get("@tower_parameters") or 0) * 2)
-        why = f"{values.get('FROM')} comes with its projector, {size} in F16, and what a picture takes: neither is in the sheet"
+        name = values.get("FROM")
+        why = f"{name} comes with its projector, {size} in F16, and pictures take more: none is in the sheet"
         yield Moved(at="projector", why=why, low_bytes=0, high_bytes=EVERYTHING)
     if values.get("num_gpu") in (None, -1):
         why = "Ollama leaves to the processor what does not fit"

@@ -64,7 +64,7 @@ def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule
 
 
 def _without_told_twice(found: list[tuple[Rule, Found]]) -> Iterator[tuple[Rule, Found]]:
-    """Without what the engine refuses at a key that another rule says it stops at, in the file's own words."""
+    """Without what the engine refuses at a key of which another rule says so, in the file's own words."""
     told = {one.where for rule, one in found if rule.id != ENGINE_REFUSES and one.stops}
     return ((rule, one) for rule, one in found if rule.id != ENGINE_REFUSES or one.where not in told)
 

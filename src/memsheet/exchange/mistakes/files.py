@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.mistakes.batch_scripts import COUNTED, differing_counts
 from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.exchange.mistakes.server_case import FLAGS
 from memsheet.exchange.shared.file_format import MORE, Read
 from memsheet.exchange.shared.program_releases import (
     is_key_of_no_release,
@@ -59,7 +60,8 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
             yield Found(
                 where=f"{name}: {at}",
                 says=_not_taken(read, group, strict=strict, wrong=wrong),
-                cure=_near_key(name, read, near) if near else _left_out(wrong=wrong, strict=strict),
+                cure=_near_key(name, read, near or _joined_flag(read, at))
+                or _left_out(wrong=wrong, strict=strict),
                 stops=wrong,
                 may_stop=strict and not wrong and read.form.keys_complete,
                 unheard=not strict and any(key.at == near for key in read.form.keys),
@@ -72,10 +74,23 @@ get_peft_config).
 """
 
 
+JOINED = late_pattern(r"(?P<flag>-[a-z]{2,})(?P<number>\d+)")
+
+
+def _joined_flag(read: Read, at: str) -> str:
+    """A server's flag of several letters and its number, which argparse takes apart alone (argparse,
+    _get_option_tuples: of one dash the first letter is the option).
+    """
+    found = JOINED.fullmatch(at) if read.form.name in FLAGS else None
+    return f"{found['flag']} {found['number']}" if found else ""
+
+
 def _near_key(name: str, read: Read, near: str) -> str:
     """The key that may be meant, with the one that switches it on where nobody does: as flags of a command,
     else as keys.
     """
+    if not near:
+        return ""
     switch = SWITCHED_ON_BY.get(near)
     if switch is None or read.values.get(switch) or not any(key.at == switch for key in read.form.keys):
         return f"{near}?"

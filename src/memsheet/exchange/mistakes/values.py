@@ -284,8 +284,9 @@ VALUES = (
     Rule(
         id=ENGINE_REFUSES,
         source=(
-            "Dao-AILab/flash-attention README: Ampere and newer; vLLM v0.11.0 and SGLang v0.5.23 "
-            "layers/quantization/fp8.py, create_weights; TransformerEngine pytorch/quantization.py"
+            "Dao-AILab/flash-attention README: Ampere and newer; vLLM v0.33.0 vllm/config/vllm.py, "
+            "_get_quantization_config; SGLang v0.5.23 srt/model_loader/loader.py, _get_quantization_config; "
+            "TransformerEngine pytorch/quantization.py"
         ),
         looks=_engine_refusals,
         any_reader=True,

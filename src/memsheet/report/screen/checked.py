@@ -4,7 +4,6 @@ mistakes.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from memsheet.exchange.mistakes import Found
 from memsheet.exchange.shared.file_format import EVERYTHING, Read
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.frozen import replace
+from memsheet.patterns import late_pattern
 from memsheet.report.screen.comparison_table import signed_difference
 from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.screen.plans.story import plain_table
@@ -177,9 +177,16 @@ def _settling_words(checked: Checked) -> str:
     words = checked.doubt.strip()
     if not words or checked.stops or verdict.device.high > budget_of(cluster).low_bytes:
         return ""
-    named = re.findall(r"--[a-z][a-z-]+", words)
+    named = SETTLES.findall(words)
+    wrong = [
+        found.cure.rstrip("?")
+        for rule, found in checked.mistakes
+        if rule.id == UNKNOWN_KEY and found.may_stop
+    ]
     how = (
-        f"{' or '.join(dict.fromkeys(named))} settles it"
+        f"{', '.join(wrong)} in the files, or the --engine-version that knows them"
+        if wrong
+        else f"{' or '.join(dict.fromkeys(named))} settles it"
         if named
         else "no flag settles it; a gate may compare device_high_bytes of --json with what the card gives"
     )
@@ -187,10 +194,20 @@ def _settling_words(checked: Checked) -> str:
 
 
 def unheard_lines(checked: Checked) -> Iterator[str]:
-    """Keys that would change the sheet and that the engine ignores, a line each."""
-    for _, found in checked.mistakes:
+    """Keys that would change the sheet and that the engine ignores, and those that it may stop at, a line
+    each.
+    """
+    for rule, found in checked.mistakes:
         if found.unheard:
             yield f"{found.where}: {found.says}, and so does the sheet ({found.cure})"
+        elif found.may_stop and rule.id == UNKNOWN_KEY:
+            yield f"{found.where}: {found.says} ({found.cure})"
+
+
+UNKNOWN_KEY = "unknown-key"
+"""The rule of keys and flags that nobody knows."""
+SETTLES = late_pattern(r"(--[a-z][a-z-]+)(?: [\w.,]+)?(?= (?:says|does|names|or --))")
+"""Flags of which a doubt says that they settle it."""
 
 
 def stop_words(checked: Checked) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.errors import printable_line
 from memsheet.frozen import NamedTuple, replace
-from memsheet.plan.device import Basis, Cluster
+from memsheet.plan.device import Basis, Cluster, Device
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.workload import Serving
 from memsheet.report.screen.bars import components_by_size, marks_of, render_stacked_bars
@@ -144,7 +144,13 @@ def answer_headline(answer: Answer, sheet: Sheet, look: Look) -> Headline:
             left = f"{note.partition(':')[0]} · {left}"
     last = (_deciding_rank_phrase(answer, sheet), _peak_instant_phrase(sheet), with_recompute(answer, look))
     needs = need_and_room(cluster.device, verdict, look, without)
-    return Headline(word, style, (*host, *request_end(answer), *needs, left, *last))
+    taken = _taken_card(cluster.device)
+    return Headline(word, style, (*host, *request_end(answer), *needs, left, *taken, *last))
+
+
+def _taken_card(device: Device) -> tuple[str, ...]:
+    """Which of several cards of a name the verdict is of."""
+    return (f"on {device.name}, not {' or '.join(device.namesakes)}",) if device.namesakes else ()
 
 
 def _room_left(cluster: Cluster, need: Bytes) -> int:
@@ -220,8 +226,8 @@ class TableRow(NamedTuple):
 
 
 def peak_table_rows(answer: Answer, sheet: Sheet, look: Look) -> Iterator[TableRow]:
-    """Components at the peak, the largest first, with the three totals where each one ends, and what is expected beside
-    them.
+    """Components at the peak, the largest first, with the three totals where each one ends, and what is
+    expected beside them.
     """
     rows, wide, named = components_by_size(sheet), look.width >= WIDE, look.width >= NAMED
     of_torch = engine_of(answer.plan).serving.torch_memory

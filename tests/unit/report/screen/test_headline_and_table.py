@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import memsheet
 from memsheet.cli import main
+from memsheet.report.shared.jobs.phases import phase_needs
 
 SIZE = r"([\d.]+) (KiB|MiB|GiB)"
 IN_GIB = {"KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0}
@@ -26,7 +28,10 @@ KERNELS = (
     "sequence_len: 4096\nsample_packing: true\nmicro_batch_size: 2\noptimizer: adamw_8bit\n"
     "gradient_checkpointing: true\nbf16: auto\n"
 )
-ZERO = "train yi-34b --gpus 16x{card} --engine deepspeed --zero 2 --offload optimizer --precision bf16-master --seq-len 4096 --microbatch {batch} --recompute full --attention flash --expandable-segments true"
+ZERO = (
+    "train yi-34b --gpus 16x{card} --engine deepspeed --zero 2 --offload optimizer --precision bf16-master "
+    "--seq-len 4096 --microbatch {batch} --recompute full --attention flash --expandable-segments true"
+)
 QUESTIONS = (
     ZERO.format(card="A100-80GB", batch=2), ZERO.format(card="A100-80GB", batch=1), ZERO.format(card="A100-40GB", batch=2),
     "train llama-3.1-70b --gpus 16xH100-80GB --engine fsdp2 --zero 3 --recompute full --seq-len 8192",
@@ -107,3 +112,27 @@ def test_a_length_that_is_found_has_one_verdict(
     rows = [row for row in capsys.readouterr().out.splitlines() if row.startswith("the whole range fits")]
     assert rows
     assert all(row.split()[-1] == "fits" for row in rows)
+
+
+@pytest.mark.parametrize(("card", "other"), [("A100", "A100-80GB"), ("A100-40GB", "")])
+def test_which_card_of_a_name_is_taken_stands_in_the_headline(
+    card: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", "gpt2", "--gpus", f"1x{card}", "--seq-len", "512"])
+    head = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert (f"on A100-40GB, not {other}" in head) is bool(other)
+
+
+def test_the_range_of_a_job_is_that_of_its_fullest_phase(tmp_path: Path) -> None:
+    reward = (
+        "model_name_or_path: Qwen/Qwen2.5-7B-Instruct\nstage: rm\nfinetuning_type: lora\nlora_rank: 16\n"
+        "lora_target: all\ncutoff_len: 2048\nper_device_train_batch_size: 4\nbf16: true\n"
+        "quantization_bit: 4\n"
+    )
+    (tmp_path / "rm.yaml").write_text(reward)
+    answer = memsheet.check(tmp_path / "rm.yaml", gpus="1xA100-40GB").answer
+    assert answer is not None
+    (sheet,) = answer.sheets
+    sizes = [need.device for need in phase_needs(sheet, answer.cluster)]
+    for end in ("low", "value", "high"):
+        assert max(getattr(size, end) for size in sizes) == getattr(sheet.device, end)
