@@ -6,7 +6,7 @@ from typing import Any
 
 from memsheet.catalog import find_device
 from memsheet.formulas.groups import Group, Layers, StageLayers
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.bytes_by_path import EMPTY
 from memsheet.formulas.tapes.evaluate import Part
 from memsheet.formulas.tapes.tape import Entry, Event, Log, Tape
@@ -39,7 +39,7 @@ def part(sizes: tuple[int, ...], forward: str, backward: str, handed: set[int], 
 
 
 def group(name: str, shape: tuple[int, int], of: Part) -> Group:
-    parameter = Held(path=name, shape=shape, dtype=FP32, trains=True, role=Role.LINEAR, times=1)
+    parameter = HeldTensor(path=name, shape=shape, dtype=FP32, trains=True, role=Role.LINEAR, times=1)
     return Group(name, of, of, (parameter,), EMPTY)
 
 

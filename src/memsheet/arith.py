@@ -312,7 +312,7 @@ def row_codes(columns: Sequence[Any]) -> Any:
     return code
 
 
-def not_alike() -> NoReturn:
+def mixed_stratum() -> NoReturn:
     """Raise ValueError: plans of one stratum belong into different ones."""
     raise ValueError("plans of one stratum differ in a choice")
 

@@ -27,9 +27,9 @@ else:
         """
         return lambda cls: _make_dataclass(cls, Kind(frozen=frozen, slots=slots, eq=eq, kw_only=kw_only))
 
-    def field(**about: Any) -> _Asked:
+    def field(**about: Any) -> _FieldOptions:
         """As ``dataclasses.field``: ``default``, ``default_factory``, ``init``, ``repr``, ``compare``."""
-        return _Asked(about)
+        return _FieldOptions(about)
 
     def fields(held: Any) -> tuple[Field, ...]:
         """The fields of a class of these or of an object of it."""
@@ -79,7 +79,7 @@ class Field:
         self.name, self.type, self.kw_only = name, type, kw_only
         if given is _MISSING:
             return
-        if given.__class__ is _Asked:
+        if given.__class__ is _FieldOptions:
             self.__dict__.update(given.about)
         elif hasattr(given, "default_factory"):
             raise TypeError(f"the field {name!r} is of another library: use memsheet.frozen.field")
@@ -87,7 +87,7 @@ class Field:
             self.default = given
 
 
-class _Asked:
+class _FieldOptions:
     """What ``field`` was given, until the class has a name for it."""
 
     def __init__(self, about: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from golden.cases import CASES
 from golden.symbols import TENSOR, Cases, first, group, pass_shape, plan, serving, spec, symbol
 from memsheet.arith import Term
 from memsheet.formulas.sharding.overhead import ShardingOverhead
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.dtypes import BF16, DType
 from memsheet.plan.engine_registry import MODELLED, find_engine
@@ -79,7 +79,7 @@ def _known(engine: str, *, served: bool) -> dict[str, Callable[[], Any]]:
     assert found is not None
     one = serving if served or "train" not in found.tasks else plan
     return {
-        "Plan": lambda: one(engine), "Held": lambda: TENSOR, "tuple[Held, ...]": lambda: (TENSOR,), "Iterable[Held]": lambda: (TENSOR,),
+        "Plan": lambda: one(engine), "HeldTensor": lambda: TENSOR, "tuple[HeldTensor, ...]": lambda: (TENSOR,), "Iterable[HeldTensor]": lambda: (TENSOR,),
         "ModelSpec": spec, "DType": lambda: BF16, "Engine": lambda: found, "Mesh": lambda: one(engine).mesh, "bool": lambda: False,
         "Block": lambda: first(Block), "Attention": lambda: first(Attention), "Dense": lambda: first(Dense), "Mixer": lambda: first(Mixer),
         "LatentAttention": lambda: first(LatentAttention, "deepseek-v2-lite"), "PassShape": pass_shape,
@@ -100,7 +100,7 @@ def shown(value: Any) -> str:
         case Bytes(low, middle, high):
             sizes = [*map(shown, (low, middle, high))]
             return sizes[1] if len({*sizes}) == 1 else f"{sizes[1]} ({sizes[0]} to {sizes[2]})"
-        case Held():
+        case HeldTensor():
             return f"{value.path} {shown(value.shape)}"
         case FromCode() | Cited() | DType():
             return DASH

@@ -11,7 +11,7 @@ from memsheet.arith import Term
 from memsheet.formulas.activations import run_config_of
 from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.device import cluster_of
 from memsheet.plan.dtypes import BF16, FP32
@@ -146,7 +146,9 @@ def first(kind: Any, model: str = "llama-tiny") -> Any:
     raise LookupError(f"{model} has no {kind}")
 
 
-TENSOR = Held("layer.weight", (symbol("out"), symbol("in")), FP32, trains=True, role=Role.LINEAR, times=1)
+TENSOR = HeldTensor(
+    "layer.weight", (symbol("out"), symbol("in")), FP32, trains=True, role=Role.LINEAR, times=1
+)
 LORAS = ServedAdapters(
     slots=symbol("slots"), rank=symbol("r"), targets=("q_proj", "down_proj"), dtype=BF16, host=symbol("host")
 )

@@ -17,7 +17,7 @@ import memsheet
 from memsheet import catalog, textbook
 from memsheet.arith import Term
 from memsheet.formulas.serving.kv_cache import bytes_per_token
-from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
+from memsheet.formulas.states.held import HeldTensor, eight_bit_states, held_tensors
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.formulas.states.params import parameter_count, parameter_tensors
 from memsheet.plan.defaults import NAMED_PRECISIONS
@@ -110,7 +110,7 @@ def savings(_: Inputs) -> dict[str, float]:
 
 def eight_bit(i: Inputs) -> dict[str, int]:
     n = i["parameters"]
-    one = Held("linear.weight", (n,), BF16, trains=True, role=Role.LINEAR, times=1)
+    one = HeldTensor("linear.weight", (n,), BF16, trains=True, role=Role.LINEAR, times=1)
     return {"without_scales": 2 * n, "with_scales": eight_bit_states(one, n)}
 
 

@@ -18,7 +18,7 @@ from strategies import cluster, law, model
 
 from memsheet.errors import InputError
 from memsheet.exchange import engine_differences, find_format, read_text, write_format_files
-from memsheet.exchange.joined_files import asked_of, join_files
+from memsheet.exchange.joined_files import join_files, written_request
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.document import plan_document
 from memsheet.plan.plan import Plan
@@ -134,7 +134,7 @@ def drawn(engine: str) -> tuple[tuple[Plan, Any], ...]:
 
 def asked(plan: Plan, machines: Any, name: str = "llama-tiny") -> dict[str, Any]:
     document = plan_document(plan, model=name, cluster=machines)
-    return asked_of(document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=int(plan.accumulation))
+    return written_request(document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=int(plan.accumulation))
 
 
 DECIDED = ("gradient_sync",)

@@ -49,7 +49,7 @@ OFFERED: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class Told(NamedTuple):
+class ToolResult(NamedTuple):
     """What a tool says: words, an object of ``OUTPUT``, and whether the input was bad."""
 
     words: str
@@ -68,7 +68,7 @@ def tool_schema(name: str) -> dict[str, Any]:
     return {**schema, "properties": kept}
 
 
-def answer_tool(name: str, arguments: Mapping[str, Any]) -> Told:
+def answer_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
     """The answer to a call. Never raises: bad input is told with every field, reason and hint."""
     answer = ask({**arguments, "question": name, "view": True})
     document = answer["document"]
@@ -78,9 +78,9 @@ def answer_tool(name: str, arguments: Mapping[str, Any]) -> Told:
             f"{one['field']}: {one['reason']}" + (f" (hint: {one['hint']})" if one["hint"] else "")
             for one in problems
         )
-        return Told(words, {"exit_code": answer["exit_code"], "problems": problems}, is_error=True)
+        return ToolResult(words, {"exit_code": answer["exit_code"], "problems": problems}, is_error=True)
     words, found = SHORT[name](answer)
-    return Told(words, {"exit_code": answer["exit_code"], **found}, is_error=False)
+    return ToolResult(words, {"exit_code": answer["exit_code"], **found}, is_error=False)
 
 
 def _short_sheet(answer: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

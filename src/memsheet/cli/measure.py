@@ -15,7 +15,7 @@ from memsheet.cli.first_rank import one_voice
 from memsheet.cli.line import Given
 from memsheet.cli.progress import file_progress_line
 from memsheet.errors import printable_line
-from memsheet.questions.measured import Options, asked_of, config_of, measure_file
+from memsheet.questions.measured import Options, config_of, measure_file, recorded_options
 from memsheet.questions.measured import measure_with_timeline as ask
 from memsheet.report.json.record import record_document, write_events_beside, write_record
 from memsheet.report.screen.sparkline import render_sparkline
@@ -50,7 +50,7 @@ def measure(flags: Given) -> int:
         flags,
         answer,
         timeline,
-        {**asked, "model": name, **asked_of(how), "config": None if own else config_of(name, answer)},
+        {**asked, "model": name, **recorded_options(how), "config": None if own else config_of(name, answer)},
     )
     curve = None if "died" in (answer.trace or {}) else partial(render_sparkline, timeline)
     return jobs.print_answer(answer, json=flags.json, full=flags.full, decimal=decimal, curve=curve)

@@ -8,7 +8,7 @@ import re
 
 from memsheet.diagnose.denials import said_of
 from memsheet.diagnose.script_lines import Kept, kept_by_script
-from memsheet.diagnose.tongues import said_to_grow
+from memsheet.diagnose.tongues import growth_clause
 
 _LATER_BATCH = re.compile(
     r"(?<![\d.])(?!1st)(?:[2-9]|[1-9]\d{1,6})(?:st|nd|rd|th) (?:batch|iteration|step|sample|image|file|prompt)\b"
@@ -94,5 +94,5 @@ def growth_in_words(text: str) -> str:
     if _LENGTHS_VARY.search(text):
         return ""
     if grows is None:
-        return said_to_grow(text)
+        return growth_clause(text)
     return grows.group() if _ONLY_LATER.search(text) or _DIES_LATE.search(text) else ""

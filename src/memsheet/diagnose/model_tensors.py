@@ -232,12 +232,12 @@ def widths_of_models(text: str, *, fused: bool = False) -> tuple[Shape, ...]:
         for run in stack.runs
         for block in run.pattern
     )
-    return _alike(
+    return _named_alike(
         shape for block in blocks for shape in (*_widths_of_block(block), *_fused_widths(block, fused=fused))
     )
 
 
-def _alike(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
+def _named_alike(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
     """Each number of elements once, called what all of its like are called; the widest cut first."""
     names: dict[tuple[int, bool, int], dict[str, Shape]] = {}
     for shape in shapes:
@@ -345,7 +345,7 @@ def widths_of_towers(text: str) -> tuple[Shape, ...]:
         shapes += [Shape((math.prod(w.shape[1:]),), "pixels") for w in tower.embeddings if len(w.shape) > 2]
         for block in (block for run in tower.stack.runs for block in run.pattern):
             shapes.extend(_widths_of_block(block))
-    return _alike(shapes)
+    return _named_alike(shapes)
 
 
 def heads_of_models(text: str) -> tuple[int, ...]:

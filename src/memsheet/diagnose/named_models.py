@@ -157,7 +157,7 @@ _DISTILLED = re.compile(
 """Models of others' families that were trained of DeepSeek-R1."""
 
 
-def _spoken_names(text: str) -> Iterator[str]:
+def _names_in_prose(text: str) -> Iterator[str]:
     for family, size in dict.fromkeys(_DISTILLED.findall(text)):
         with suppress(InputError):
             if match := bundled_match(
@@ -229,7 +229,7 @@ def named_entries(text: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(
         _entries_of(list(names)[:MOST])
         or _entries_of(list(_names_of_tuned(text)))
-        or _entries_of([*_spoken_names(text), *_names_of_sizes(text)])
+        or _entries_of([*_names_in_prose(text), *_names_of_sizes(text)])
         or _entries_of(list(_bare_names(text)))
         or _entries_of(list(_names_of_counts(text)))
     )

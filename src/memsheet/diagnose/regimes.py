@@ -17,9 +17,9 @@ from memsheet.diagnose.tongues import (
     FINE,
     SAVES,
     TRAINING,
+    clause_with_all,
     resumption_alone_dies,
-    said_together,
-    thaw_said,
+    unfreezing_clause_abroad,
 )
 from memsheet.frozen import NamedTuple
 
@@ -137,7 +137,7 @@ _FROZEN = re.compile(
 _SETTING = re.compile(r"\w_un-?fr[eo]+z|un-?fr[eo]+z\w*_\w|un-?fr[eo]+z\w*\s?[=(]", re.IGNORECASE)
 
 
-def thawing_said(text: str) -> str:
+def unfreezing_clause(text: str) -> str:
     """By which words people say that a run which fitted trains more from some place on, and died there."""
     for found in _THAWS_AT_ALL.finditer(text):
         before = text[max(0, found.start() - SENTENCE_BEFORE) : found.start()].rpartition("\n")[2]
@@ -146,7 +146,7 @@ def thawing_said(text: str) -> str:
         denied = is_denied(text, found.start(), found.end())
         if _PLACE_OF_RUN.search(said) and not (_SETTING.search(said) or denied) and fitted:
             return found.group()
-    return thaw_said(text)
+    return unfreezing_clause_abroad(text)
 
 
 SENTENCE_BEFORE, SENTENCE_BEHIND = 80, 120
@@ -265,7 +265,7 @@ def change_of_run(log: Log, line: int) -> Change | None:
     """
     if harder := _harder_samples(log, line):
         return harder
-    changes = [each for each in _changes_said(log.text) if each[2] > 0]
+    changes = [each for each in _regime_change_clause(log.text) if each[2] > 0]
     if not changes:
         return None
     steps = [int(number.replace(",", "")) for number in _STEP_NUMBER.findall(log.text)]
@@ -309,7 +309,7 @@ _NO_CHANGE = re.compile(
 """What begins at a step without making it another: the run itself, or its failure."""
 
 
-def _changes_said(text: str) -> Iterator[tuple[str, str, int]]:
+def _regime_change_clause(text: str) -> Iterator[tuple[str, str, int]]:
     for found in _FIRST_STEPS.finditer(text):
         yield f'the text says "{found.group()}"', found["of"].lower(), int(found["count"].replace(",", ""))
     for name, said in _CHANGE_AT.findall(text) if _CHANGES_NAMED.search(text) else ():
@@ -376,15 +376,15 @@ _TRAINS_SAID = re.compile(
 
 def says_evaluation_dies(text: str) -> bool:
     """Whether people say that a job died in its evaluation."""
-    return bool(said_of(_EVALUATION_SAID, text) or said_together(text, EVALUATION, DIES))
+    return bool(said_of(_EVALUATION_SAID, text) or clause_with_all(text, EVALUATION, DIES))
 
 
 def says_training_fits(text: str) -> bool:
     """Whether people say that the steps of a training run."""
-    return bool(_TRAINS_SAID.search(text) or said_together(text, TRAINING, FINE))
+    return bool(_TRAINS_SAID.search(text) or clause_with_all(text, TRAINING, FINE))
 
 
-def saving_said(text: str) -> str:
+def checkpoint_saving_clause(text: str) -> str:
     """By which clause people say that a run died as it saved a checkpoint, whose steps they say fitted."""
     fitted = says_training_fits(text) or _RAN_FINE.search(text)
-    return said_together(text, SAVES, DIES) if fitted else ""
+    return clause_with_all(text, SAVES, DIES) if fitted else ""

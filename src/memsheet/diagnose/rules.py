@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from memsheet.diagnose.causes.growth import (
-    is_said_to_grow,
+    is_stated_growth,
     leak_words,
     memory_grows,
-    said_growth_words,
+    stated_growth_words,
 )
 from memsheet.diagnose.causes.limits import (
     beyond_card_words,
@@ -126,7 +126,7 @@ RULES: tuple[Rule, ...] = (
     Rule(Cause.OTHER_PROCESS, has_unnamed_gap, gap_words, (Cause.OUTSIDE_ALLOCATOR,)),
     Rule(Cause.OTHER_PROCESS, has_small_neighbour, neighbour_words),
     Rule(Cause.REAL_NEED, is_beyond_named_card, named_card_words),
-    Rule(Cause.LEAK, is_said_to_grow, said_growth_words),
+    Rule(Cause.LEAK, is_stated_growth, stated_growth_words),
     Rule(Cause.ENGINE_UNDERPROVISION, is_too_little_for_trial, trial_shortage_words),
     Rule(Cause.REAL_NEED, is_too_little_in_server, server_shortage_words, (Cause.ENGINE_OVERCOMMIT,)),
     Rule(Cause.REAL_NEED, is_too_little_later, later_shortage_words, (Cause.LEAK,)),

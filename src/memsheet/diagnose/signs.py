@@ -36,17 +36,17 @@ from memsheet.diagnose.kept_tensors import growth_in_words, kept_over_rounds
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
-from memsheet.diagnose.messages.spoken_growth import spoken_growth, spoken_rates
+from memsheet.diagnose.messages.spoken_growth import growth_in_prose, spoken_rates
 from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
+    checkpoint_saving_clause,
     fits_unless_resumed,
-    saving_said,
     says_evaluation_dies,
     says_training_fits,
-    thawing_said,
     thawing_words,
     trained_before,
+    unfreezing_clause,
 )
 from memsheet.diagnose.said_regimes import (
     event_dies,
@@ -181,7 +181,7 @@ def read_signs(log: Log, line: int) -> Signs:
     trains = _is_training(log, line, window, names)
     named = _loads_or_infers(_named_by_frames(own, trains=trains), log, line, own, programs, trains=trains)
     of_server = _task_of_server(log, line, window, names, named, programs)
-    named = _with_phase_said(named, log, line, of_server)
+    named = _with_stated_phase(named, log, line, of_server)
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return replace(
         _signs_of_text(log, line),
@@ -198,9 +198,9 @@ def _signs_of_text(log: Log, line: int) -> Signs:
         release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
         series=growing_series(log, line), rates=spoken_rates(text),
         kept=() if step_lines.stays_level(log) else kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log))),
-        growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or spoken_growth(text), grows_said=growth_in_words(text),
-        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or ("" if saves_event(event) else event), saves_said=saving_said(text) or (event if saves_event(event) else ""),
-        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=thawing_said(text),
+        growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or growth_in_prose(text), grows_said=growth_in_words(text),
+        outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or ("" if saves_event(event) else event), saves_said=checkpoint_saving_clause(text) or (event if saves_event(event) else ""),
+        changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=unfreezing_clause(text),
         sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 
@@ -274,7 +274,7 @@ def _loads_or_infers(
     return named
 
 
-def _with_phase_said(named: Signs, log: Log, line: int, of_server: str) -> Signs:
+def _with_stated_phase(named: Signs, log: Log, line: int, of_server: str) -> Signs:
     """The same, with how far a server had come, or that it was an evaluation, where the text says it."""
     if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
         frame = named.frame or (GRAPH_CAPTURE if phase == "graphs" else None)

@@ -143,7 +143,7 @@ LONGEST = 400
 """Letters of a sentence; what is longer is a machine's."""
 
 
-def said_together(text: str, *names: str) -> str:
+def clause_with_all(text: str, *names: str) -> str:
     """The first clause that says all of these in another tongue than English; empty where none does."""
     patterns = [_PATTERNS[name] for name in names]
     if not all(pattern.search(text) for pattern in patterns):
@@ -160,26 +160,26 @@ _OF_ELSE = late_pattern(
 """What else grows, or makes it: a setting, the host's memory."""
 
 
-def said_to_grow(text: str) -> str:
+def growth_clause(text: str) -> str:
     """The clause by which people say that what is held grows, where they say somewhere that it is late when
     the job dies.
     """
-    said = said_together(text, MEMORY, GROWS) if _LATE.search(text) else ""
+    said = clause_with_all(text, MEMORY, GROWS) if _LATE.search(text) else ""
     return "" if _OF_ELSE.search(said) else said
 
 
-def thaw_said(text: str) -> str:
+def unfreezing_clause_abroad(text: str) -> str:
     """The clause by which people say that more is trained from some place on, of a run of which they say that
     less was trained before, or that it fitted.
     """
-    said = said_together(text, THAWS, DIES) or said_together(text, THAWS)
+    said = clause_with_all(text, THAWS, DIES) or clause_with_all(text, THAWS)
     return (
         said
-        if said and _LATE.search(text) and (said_together(text, FREEZES) or said_together(text, FINE))
+        if said and _LATE.search(text) and (clause_with_all(text, FREEZES) or clause_with_all(text, FINE))
         else ""
     )
 
 
 def resumption_alone_dies(text: str) -> bool:
     """Whether people say that a run fits from its beginning, and not from a checkpoint."""
-    return bool(said_together(text, RESUMES, DIES) and said_together(text, FRESH, FINE))
+    return bool(clause_with_all(text, RESUMES, DIES) and clause_with_all(text, FRESH, FINE))

@@ -51,7 +51,7 @@ from memsheet.units import MIB
 
 if TYPE_CHECKING:
     from memsheet.budget import Answer
-    from memsheet.diagnose.snapshot.findings import Held
+    from memsheet.diagnose.snapshot.findings import SnapshotFacts
 
 EMITTERS = (
     below_torch,
@@ -115,7 +115,7 @@ class Diagnosis:
     """The sheet of the plan that ran, where one was named."""
     printed: tuple[Printed, ...] = ()
     """Figures of the log beside the sheet's, where a plan was named."""
-    held: Held | None = None
+    held: SnapshotFacts | None = None
     """What a snapshot shows, where one was given: of the rank that died."""
 
     @property

@@ -10,7 +10,7 @@ from memsheet.diagnose.figures import figure_facts
 from memsheet.diagnose.identities import tensor_of
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Cause, Term
-from memsheet.diagnose.snapshot.findings import Held, RankState
+from memsheet.diagnose.snapshot.findings import RankState, SnapshotFacts
 from memsheet.diagnose.snapshot.judged import figures_of, growth_words, judge_held, leak_cure, replay_counts
 from memsheet.diagnose.verdict import Diagnosis, predicted_bytes
 from memsheet.frozen import replace
@@ -28,7 +28,9 @@ OF_TEXT = (
 NOTHING_FAILED = "no request failed in it; what is shown is where it held most"
 
 
-def diagnose_held(every: Sequence[Held], said: Diagnosis | None, known: Axes | None = None) -> Diagnosis:
+def diagnose_held(
+    every: Sequence[SnapshotFacts], said: Diagnosis | None, known: Axes | None = None
+) -> Diagnosis:
     """The diagnosis of snapshots, beside that of the texts of the same job. ``known``: sizes of the plan."""
     told = max(every, key=lambda held: (held.died, held.live_bytes))
     if len(every) > 1:
@@ -57,7 +59,7 @@ def _joined_term(own: Term | None, said: Term | None) -> Term | None:
     return replace(said, words=f"{said.words}, at {own.words}" if own is not None else said.words)
 
 
-def _diagnosis_of(held: Held, inputs: tuple[str, ...], known: Axes) -> Diagnosis:
+def _diagnosis_of(held: SnapshotFacts, inputs: tuple[str, ...], known: Axes) -> Diagnosis:
     notes = tuple(_notes_of(held))
     if not held.died:
         nothing = Diagnosis(
@@ -86,14 +88,14 @@ def _diagnosis_of(held: Held, inputs: tuple[str, ...], known: Axes) -> Diagnosis
     )  # fmt: skip
 
 
-def _live_facts(held: Held) -> dict[str, Interval]:
+def _live_facts(held: SnapshotFacts) -> dict[str, Interval]:
     return {
         "allocated_bytes": Interval(held.live_bytes, held.live_bytes),
         "reserved_bytes": Interval(held.reserved_bytes, held.reserved_bytes),
     }
 
 
-def _notes_of(held: Held) -> Iterator[str]:
+def _notes_of(held: SnapshotFacts) -> Iterator[str]:
     replayed = held.replayed
     if held.ranks:
         dead = sum(rank.died for rank in held.ranks)
@@ -117,7 +119,7 @@ def _notes_of(held: Held) -> Iterator[str]:
 RECOMPUTES_NOT = "the plan recomputes activations, and no stack of the snapshot does: it is off in what ran"
 
 
-def recompute_notes(held: Held | None, answer: Answer) -> Iterator[str]:
+def recompute_notes(held: SnapshotFacts | None, answer: Answer) -> Iterator[str]:
     """What a plan says of recompute and its run does not do."""
     if held is None or not held.has_stacks or held.checkpoints is not False:
         return

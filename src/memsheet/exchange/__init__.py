@@ -3,7 +3,7 @@ their source.
 
 ``write_format_files``: what is asked → files, read back before anyone sees them, so that a file never says
 another plan than it was made of. ``read_text``: a stranger's file, recognised by what it holds →
-``exchange.shared.file_format.Read``.
+``exchange.shared.file_format.FileReading``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange.servers import servers_in_text
-from memsheet.exchange.shared.file_format import AUTO, MORE, Format, Read, Values, read_format_values
+from memsheet.exchange.shared.file_format import AUTO, MORE, FileReading, Format, Values, read_format_values
 from memsheet.exchange.shared.named_server import NamedServer, joined_script
 from memsheet.exchange.shared.plain_shell import plain_script
 from memsheet.exchange.shared.program_releases import stated_release
@@ -330,7 +330,7 @@ def _prepend_comments(kind: str, lines: Iterable[str], text: str) -> str:
 # ---- in ----------------------------------------------------------------------------------------------------
 
 
-def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str = "") -> Read:
+def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str = "") -> FileReading:
     """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and
     the file's name; ``server``: the one of several that a file starts, the first where none is named.
     """
@@ -353,7 +353,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
 
 def _training_beside(
     name: str, text: str, servers: Sequence[NamedServer], parsers: Mapping[str, Parser]
-) -> Read | None:
+) -> FileReading | None:
     """The training of a script that starts engines of the same program beside it or before it, which has
     what it shares with none of them; None of any other file.
     """
@@ -377,7 +377,7 @@ def _with_own_defaults(
     return with_environment_defaults(tree), environment_remarks(text)
 
 
-def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
+def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> FileReading:
     held: dict[str, Any] = {}
 
     def data_of(kind: str) -> Any:
@@ -441,7 +441,7 @@ def _parse_own_tables(text: str, name: str) -> Any:
         return error
 
 
-def _read_own_keys(tree: Mapping[str, Any]) -> Read | None:
+def _read_own_keys(tree: Mapping[str, Any]) -> FileReading | None:
     """A table whose keys at its top are a trainer's, which a script of people's own loads."""
     for form in map(find_format, OF_OWN_KEYS):
         if form.marks & tree.keys() and _has_needed_keys(form, tree):
@@ -450,7 +450,7 @@ def _read_own_keys(tree: Mapping[str, Any]) -> Read | None:
     return None
 
 
-def _read_by_groups(tree: Mapping[str, Any], names: Iterable[str] = NAMES) -> Read | None:
+def _read_by_groups(tree: Mapping[str, Any], names: Iterable[str] = NAMES) -> FileReading | None:
     """A file that no key at its top tells, by what its groups hold."""
     for form in map(find_format, names):
         if form.by_groups is not None and (values := form.by_groups(tree)):
@@ -474,13 +474,13 @@ def _stands_in(found: Mapping[str, Any], at: str) -> bool:
     return isinstance(held, Mapping) and key in held
 
 
-def _resolve_release(form: Format, text: str, found: Read) -> Read:
+def _resolve_release(form: Format, text: str, found: FileReading) -> FileReading:
     """What was read, as the release has it that the file names, with what the text leaves open."""
     found = as_released(found, found.request.get("engine_version") or stated_release(form, text))
     return replace(found, assumed=(*found.assumed, *form.taken(text))) if form.taken else found
 
 
-def as_released(found: Read, version: Any) -> Read:
+def as_released(found: FileReading, version: Any) -> FileReading:
     """A file read as an engine's release has it: the flags it has, and whose defaults they are."""
     form = found.form
     if not version:
@@ -505,7 +505,7 @@ DTYPE_UNKNOWN = (
 )
 
 
-def as_stored(found: Read, dtype: str | None) -> Read:
+def as_stored(found: FileReading, dtype: str | None) -> FileReading:
     """A file read with the dtype that a model is loaded in where none is named, or the checkpoint's own is:
     transformers 5 takes that by itself, and 4 fp32 (modeling_utils.py, from_pretrained: dtype). ``dtype``:
     what the model's configuration says; where it says none, 5 takes the weights' own (_get_dtype,
@@ -528,7 +528,7 @@ def as_stored(found: Read, dtype: str | None) -> Read:
     return replace(again, release=found.release, assumed=(*left, f"dtype = {taken}: {why}"))
 
 
-def in_sixteen_bits(found: Read) -> Mapping[str, Any]:
+def in_sixteen_bits(found: FileReading) -> Mapping[str, Any]:
     """What a file asks for where weights of unknown dtype are of sixteen bits, as changes; nothing where
     their dtype is known.
     """
@@ -537,7 +537,7 @@ def in_sixteen_bits(found: Read) -> Mapping[str, Any]:
     return _changes_of_dtype(found, "bfloat16")
 
 
-def in_earlier_dtype(found: Read) -> Mapping[str, Any]:
+def in_earlier_dtype(found: FileReading) -> Mapping[str, Any]:
     """What a file asks for where transformers before 5 loads its model, as changes; nothing where its dtype
     or the release is said.
     """
@@ -545,7 +545,7 @@ def in_earlier_dtype(found: Read) -> Mapping[str, Any]:
     return _changes_of_dtype(found, "float32") if left else {}
 
 
-def _changes_of_dtype(found: Read, dtype: str) -> dict[str, Any]:
+def _changes_of_dtype(found: FileReading, dtype: str) -> dict[str, Any]:
     other = read_format_values(found.form, {**found.values, found.form.stored: dtype}).request
     return {
         key: other.get(key) for key in {**found.request, **other} if found.request.get(key) != other.get(key)

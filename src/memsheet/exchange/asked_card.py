@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.file_format import Read, read_format_values
+from memsheet.exchange.shared.file_format import FileReading, read_format_values
 from memsheet.exchange.shared.script_places import ASKS_CARD, OWN_LAYERS, SCRIPT
 from memsheet.frozen import replace
 from memsheet.late import late_functions
@@ -22,7 +22,7 @@ ASKED = f"{SCRIPT}.{ASKS_CARD}"
 IN_FP16 = {"bfloat16": "float16", "bf16": "fp16"}
 
 
-def as_card_answers(found: Read, *, bf16: bool | None) -> Read:
+def as_card_answers(found: FileReading, *, bf16: bool | None) -> FileReading:
     """A file read as on a card that has bf16 or has none; None where no card is named, and then as on one
     that has.
     """
@@ -39,7 +39,9 @@ def as_card_answers(found: Read, *, bf16: bool | None) -> Read:
     return replace(again, release=found.release, assumed=(*again.assumed, *beside, told))
 
 
-def with_kernels_of_card(reads: Mapping[str, Read], model: Callable[[], ModelSpec | None]) -> dict[str, Read]:
+def with_kernels_of_card(
+    reads: Mapping[str, FileReading], model: Callable[[], ModelSpec | None]
+) -> dict[str, FileReading]:
     """Files as on a card that is older than Ampere: those of a library that chooses its attention by the card
     have that. ``model``: reads the job's.
     """
@@ -53,7 +55,7 @@ def with_kernels_of_card(reads: Mapping[str, Read], model: Callable[[], ModelSpe
     }
 
 
-def _with_kernel_of_card(found: Read, family: str) -> Read:
+def _with_kernel_of_card(found: FileReading, family: str) -> FileReading:
     if "attention" in found.request or not takes_xformers(
         {**found.request, OLDER_CARD: True, FAMILY: family}
     ):

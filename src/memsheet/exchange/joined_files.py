@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer
 from memsheet.exchange import find_format, flatten_tree
-from memsheet.exchange.shared.file_format import COUNTS, Disagreement, Read, Together, is_key
+from memsheet.exchange.shared.file_format import COUNTS, Disagreement, FileReading, Together, is_key
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.script_defaults import (
@@ -43,7 +43,7 @@ PLAN = "plan.json"
 BATCHES = {"microbatch", "global_batch"}
 
 
-def asked_of(
+def written_request(
     document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation: int, experts: bool = False
 ) -> dict[str, Any]:
     """A plan's document as what formats write. Null keys are left out. ``experts``: whether the model has
@@ -56,10 +56,10 @@ def asked_of(
     }  # fmt: skip
 
 
-def asked_of_answer(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
+def written_answer(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
     """An answered plan as what formats write. ``written``: its document."""
     serves = isinstance(answer.plan.workload, Serving)
-    return asked_of(
+    return written_request(
         written,
         gpus=int(answer.plan.mesh.gpus),
         nodes=answer.cluster.nodes if answer.cluster else 1,
@@ -68,7 +68,7 @@ def asked_of_answer(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any
     )
 
 
-def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
+def with_their_files(reads: Mapping[str, FileReading]) -> dict[str, FileReading]:
     """Files read, where a command names a file that says the rest of its flags both as one; the command's own
     go first.
     """
@@ -89,8 +89,8 @@ def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
 
 
 def with_own_defaults(
-    reads: Mapping[str, Read], defaults: Mapping[str, tuple[str, Mapping[str, Any]]]
-) -> dict[str, Read]:
+    reads: Mapping[str, FileReading], defaults: Mapping[str, tuple[str, Mapping[str, Any]]]
+) -> dict[str, FileReading]:
     """Files read, with the defaults of the copy of their program that lies in the same tree, in the place of
     those of the release that is known; but for the model, which a launch names. What they name of other keys
     is as the launch has it.
@@ -121,7 +121,7 @@ def _nested_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _is_named(own: Read, at: str, name: str, other: Read) -> bool:
+def _is_named(own: FileReading, at: str, name: str, other: FileReading) -> bool:
     """Whether it is the file of the command's own format that a flag names."""
     value = own.values.get(at)
     file = name.rpartition(": ")[2].rpartition("/")[2]  # a script's own text may be what writes it
@@ -129,7 +129,7 @@ def _is_named(own: Read, at: str, name: str, other: Read) -> bool:
     return named and other is not own and other.form.name == own.form.name == KINDS.get(at)
 
 
-def with_shipped_files(reads: Mapping[str, Read]) -> dict[str, Read]:
+def with_shipped_files(reads: Mapping[str, FileReading]) -> dict[str, FileReading]:
     """Files read, and those that they name and that lie nowhere, as the project has them whose files name
     them so. They are named as absent all the same.
     """
@@ -149,7 +149,7 @@ def with_shipped_files(reads: Mapping[str, Read]) -> dict[str, Read]:
     return found
 
 
-def _read_of_name(name: str, reads: Mapping[str, Read]) -> Read | None:
+def _read_of_name(name: str, reads: Mapping[str, FileReading]) -> FileReading | None:
     """What a launcher's file that lies nowhere says by its name, if anything: a stage, a sharding."""
     at = next((at for read in reads.values() for at in read.form.refers if read.values.get(at) == name), "")
     kind = KINDS.get(at, "deepspeed")
@@ -161,7 +161,7 @@ def _ends_path(name: str, end: str) -> bool:
     return name == end or name.endswith(f"/{end}")
 
 
-def _counted_words(name: str, reads: Mapping[str, Read]) -> str:
+def _counted_words(name: str, reads: Mapping[str, FileReading]) -> str:
     """What a file counts by the number of its GPUs."""
     if name in reads and reads[name].form.name in ASK_FOR_CARDS:
         return f"that {name} asks for"
@@ -169,7 +169,7 @@ def _counted_words(name: str, reads: Mapping[str, Read]) -> str:
 
 
 def join_files(
-    reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None
+    reads: Mapping[str, FileReading], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None
 ) -> Together:
     """One request of a plan written beside, of files by name and of flags, later ones over earlier ones.
     ``gpus``: as a flag says.
@@ -194,14 +194,14 @@ def join_files(
             said["@gpus"] = [(PLAN, planned), *said["@gpus"]]
     request = {key: held[-1][1] for key, held in said.items() if held[-1][1] is not None}
     request = {**without_overridden(request, given), **given}
-    assumed = [f"{key} = {value}" for key, value in weak.items() if not is_key_said(key, request)]
+    assumed = [f"{key} = {value}" for key, value in weak.items() if not is_key_set(key, request)]
     assumed += [
         f"{gpus} GPUs, as the flag says, in place of the {held} {_counted_words(name, reads)}"
         for name, held in said.get("@gpus", ())
         if gpus and held != gpus
     ]
     assumed += _overridden_by_flags(said, given)
-    request.update({key: value for key, value in weak.items() if not is_key_said(key, request)})
+    request.update({key: value for key, value in weak.items() if not is_key_set(key, request)})
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
     several = request.get("engine") in UNITED and counts["@accumulation"] != 1
     if several and (synced := _gradient_sync(reads)):
@@ -257,7 +257,7 @@ def _overridden_by_flags(
             yield f"{key} = {value}, as the flag says, in place of {old}"
 
 
-def _gradient_sync(reads: Mapping[str, Read]) -> str:
+def _gradient_sync(reads: Mapping[str, FileReading]) -> str:
     """Which micro-batches reduce gradients of units that are gathered: where a file names a release, only
     what every release does is known.
     """
@@ -268,7 +268,7 @@ def _gradient_sync(reads: Mapping[str, Read]) -> str:
     return "every" if each else found.pop() if len(found) == 1 else ""
 
 
-def preferences_in(reads: Mapping[str, Read]) -> Preferences | None:
+def preferences_in(reads: Mapping[str, FileReading]) -> Preferences | None:
     """The method of the first file that trains on preferences."""
     found = (read.form.preferences(read.values) for read in reads.values())
     return next((method for method in found if method is not None), None)
@@ -291,7 +291,7 @@ does not.
 """
 
 
-def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
+def _launched_as(own: FileReading, reads: Mapping[str, FileReading]) -> Mapping[str, Any]:
     """What a script's file says, less what the launcher's makes of it: sharding with mixed precision,
     whichever of them says it, raises what was loaded to fp32 (accelerate 1.15.0 utils/fsdp_utils.py:814), and
     DeepSpeed has its own dtypes, of adapters too. A loss in pieces is not modelled under sharding:
@@ -333,7 +333,7 @@ def _trains_adapters(said: Mapping[str, Any]) -> bool:
     return any(said.get(key) is not None for key in ("adapter.rank", "?adapter.rank", "adapter.kind"))
 
 
-def _sixteen_bits_of_deepspeed(said: Mapping[str, Any], others: Sequence[Read]) -> Mapping[str, Any]:
+def _sixteen_bits_of_deepspeed(said: Mapping[str, Any], others: Sequence[FileReading]) -> Mapping[str, Any]:
     """What a training's own switch for sixteen bits makes of DeepSpeed where no file of its own says: the
     launcher writes it there (accelerate 1.15.0 accelerator.py, _prepare_deepspeed: bf16.enabled and
     fp16.enabled of its mixed precision, which the Trainer's bf16 and fp16 set).
@@ -347,7 +347,7 @@ def _sixteen_bits_of_deepspeed(said: Mapping[str, Any], others: Sequence[Read]) 
 
 
 def _without_defaults(
-    key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]
+    key: str, held: list[tuple[str, Any]], reads: Mapping[str, FileReading]
 ) -> list[tuple[str, Any]]:
     """What files say themselves, where any does: a default contradicts nothing, nor does what starts a script
     say whether that trains. Of defaults of an engine's sharding, those of the file that says the engine.
@@ -361,7 +361,7 @@ def _without_defaults(
     return [one for one in held if _says_engine(reads[one[0]])] or held
 
 
-def _says_engine(read: Read) -> bool:
+def _says_engine(read: FileReading) -> bool:
     return "engine" in read.request and "engine" not in read.unsaid
 
 
@@ -375,7 +375,7 @@ def _mesh_ranks(plan: Mapping[str, Any]) -> int | None:
     return prod(degrees)
 
 
-def is_key_said(key: str, request: Mapping[str, Any]) -> bool:
+def is_key_set(key: str, request: Mapping[str, Any]) -> bool:
     """Whether something says a key already; a set of dtypes says all of them, and an adapter's are its
     own.
     """
@@ -386,7 +386,7 @@ def is_key_said(key: str, request: Mapping[str, Any]) -> bool:
     )
 
 
-def _known_difference_text(one: Disagreement, reads: Mapping[str, Read]) -> str:
+def _known_difference_text(one: Disagreement, reads: Mapping[str, FileReading]) -> str:
     """A difference that its format is known for, and that export tells where it writes one: no mistake."""
     (first, planned), *files = one.said
     told = {reads[name].form.differs.get(one.key) for name, _ in files if name in reads}

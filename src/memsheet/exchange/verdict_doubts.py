@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
-from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.exchange.shared.moved_states import (
     HEAD_FLAGS,
     TOWER_FLAGS,
@@ -189,7 +189,7 @@ def _of_default_batch(width: Mapping[str, Any], ask: Ask) -> Answer | None:
     )  # a step's batch may not be a multiple of as many
 
 
-def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
+def says_sequences_alone(reads: Iterable[FileReading], named: Iterable[str]) -> bool:
     """Whether all that is left open is how many sequences a GPU has at once, and how long prompts are: the
     sheet of one, and of the shortest, is then the least.
     """
@@ -340,7 +340,7 @@ def _layers_and_hidden(model: ModelSpec) -> tuple[int, int]:
     return model.layers, model.hidden
 
 
-def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[str]:
+def left_open(read: FileReading, given: Mapping[str, Any], result: Result) -> Iterator[str]:
     """What a file sets that nobody accounts, less what flags say in its place."""
     for at, value in read.unmodelled:
         if at == OPEN:
@@ -371,7 +371,7 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
                 yield f"{at} {value}{_flag_hint(read, at, 4096) if decides else ''}"
 
 
-def _deciding_words(read: Read, at: str) -> tuple[Any, ...]:
+def _deciding_words(read: FileReading, at: str) -> tuple[Any, ...]:
     """What of a key says that the engine decides."""
     return next((row.decides for row in read.form.keys if row.at == at), ())
 
@@ -399,7 +399,7 @@ def _adds_nothing(method: Any) -> bool:
     return found is not None and found.scored and not found.reference and not found.beside
 
 
-def _says_its_step(read: Read) -> bool:
+def _says_its_step(read: FileReading) -> bool:
     """Whether the flags that a script is given say what its step takes: it fits by them, whatever the
     script's text, which nobody has, does besides, where no flag of its own names what is held beside. That it
     does not fit is not said by them alone.
@@ -409,7 +409,7 @@ def _says_its_step(read: Read) -> bool:
     return "config" not in read.values and all(not names.isdisjoint(read.values) for names in STEP_FLAGS)
 
 
-def _defaulted_flag_remarks(read: Read, told: str, given: Mapping[str, Any]) -> Iterator[str]:
+def _defaulted_flag_remarks(read: FileReading, told: str, given: Mapping[str, Any]) -> Iterator[str]:
     """Flags at the defaults of variables."""
     for one in told.split(", --"):
         at, _, text = ("--" + one.removeprefix("--")).partition(" ")
@@ -417,19 +417,19 @@ def _defaulted_flag_remarks(read: Read, told: str, given: Mapping[str, Any]) -> 
             yield f"{at} {text}, which whoever starts it may set{_flag_hint(read, at, read.values.get(at))}"
 
 
-def _plan_keys_of_flag(read: Read, at: str) -> tuple[str, ...]:
+def _plan_keys_of_flag(read: FileReading, at: str) -> tuple[str, ...]:
     """Keys of a plan that a flag says."""
     row = next((row for row in read.form.keys if row.at == at), None)
     return () if row is None else tuple(row.read(1, read.values))
 
 
-def _is_flag_given(read: Read, at: str, given: Mapping[str, Any]) -> bool:
+def _is_flag_given(read: FileReading, at: str, given: Mapping[str, Any]) -> bool:
     keys = _plan_keys_of_flag(read, at)
     keys = tuple(key for key in keys if not key.startswith("@")) or keys  # cards say no degree
     return bool(keys) and any(given.get(key) is not None for key in keys)
 
 
-def _flag_hint(read: Read, at: str, value: Any = "") -> str:
+def _flag_hint(read: FileReading, at: str, value: Any = "") -> str:
     """The flag of this program that says it."""
     flag = next((name for name, key in SHORT.items() if key in _plan_keys_of_flag(read, at)), None)
     given = f"{flag.replace('_', '-')} {value}".rstrip() if flag else ""

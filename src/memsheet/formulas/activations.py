@@ -23,7 +23,7 @@ from memsheet.formulas.tapes.evaluate import (
     parts_laid_together,
     select_part,
 )
-from memsheet.formulas.tapes.graph import Joined
+from memsheet.formulas.tapes.graph import GradientSum
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
@@ -243,12 +243,12 @@ def _release_at_ends(spec: ModelSpec, release: Release) -> tuple[Release, Releas
     return replace(release, copies=max(0, release.copies - 1)), True
 
 
-def _tied_gradient_join(spec: ModelSpec, how: RunConfig, plan: Plan) -> Joined:
+def _tied_gradient_join(spec: ModelSpec, how: RunConfig, plan: Plan) -> GradientSum:
     """How a tied table's gradient joins the head's: anew where that is a transposed view, in place where a
     cast or a loss made it.
     """
     if not spec.head.tied:
-        return Joined.NO
+        return GradientSum.NO
     if spec.head.kind == "sequence_to_sequence":  # the decoder's look-ups have joined it before
-        return Joined.IN_PLACE
-    return Joined.ANEW if how.autocast is None and plan.loss is Loss.PLAIN else Joined.IN_PLACE
+        return GradientSum.IN_PLACE
+    return GradientSum.ANEW if how.autocast is None and plan.loss is Loss.PLAIN else GradientSum.IN_PLACE

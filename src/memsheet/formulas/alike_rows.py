@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from memsheet.arith import NotAlikeError, holds_for_all, is_array, not_alike, row_codes
+from memsheet.arith import NotAlikeError, holds_for_all, is_array, mixed_stratum, row_codes
 from memsheet.frozen import dataclass, fields, replace
 from memsheet.plan.plan import Plan
 
@@ -59,7 +59,7 @@ def _of_every_end(condition: Any) -> Any:
     """
     if condition.ndim > 1:
         if not holds_for_all(condition == condition[:1]):
-            not_alike()
+            mixed_stratum()
         return condition[0]
     return condition
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 
-from memsheet.arith import Count, agreed, is_array, not_alike
+from memsheet.arith import Count, agreed, is_array, mixed_stratum
 from memsheet.formulas.activations import Ends, block_part, end_parts, run_config_of
 from memsheet.formulas.alike_rows import by_alike_rows
 from memsheet.formulas.layers_of_plan import LayersOfPlan, layers_of_plan
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.shared_tables import LetGo
-from memsheet.formulas.states.held import Held, module_of, tensors_on_rank
+from memsheet.formulas.states.held import HeldTensor, module_of, tensors_on_rank
 from memsheet.formulas.states.params import JOIN, START, fold_path_indices, stack_prefix
 from memsheet.formulas.tapes.bytes_by_path import (
     EMPTY,
@@ -39,9 +39,9 @@ class Group:
     name: str
     part: Part
     plain: Part
-    parameters: tuple[Held, ...]
+    parameters: tuple[HeldTensor, ...]
     gradients: BytesByPath
-    inside: tuple[Held, ...] = ()
+    inside: tuple[HeldTensor, ...] = ()
 
     @property
     def first_module(self) -> str:
@@ -79,10 +79,10 @@ class StageLayers:
     tied: bool
     entry: int = 0
     end: BytesByPath = EMPTY
-    rest: tuple[Held, ...] = ()
+    rest: tuple[HeldTensor, ...] = ()
     graded: bool = False
     idle_ends: tuple[str, ...] = ()
-    outer_norms: tuple[Held, ...] = ()
+    outer_norms: tuple[HeldTensor, ...] = ()
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
@@ -130,7 +130,7 @@ def _worth_it(count: Count, stops: set[int]) -> list[Count]:
     have four or more.
     """
     if is_array(count):
-        return [0, 1, count - 2, count - 1] if agreed(count >= FEW) and not stops else not_alike()
+        return [0, 1, count - 2, count - 1] if agreed(count >= FEW) and not stops else mixed_stratum()
     return sorted(r for r in {0, 1, count - 2, count - 1, *stops} if 0 <= r < count)
 
 
@@ -192,7 +192,7 @@ def _make_walk(spec: ModelSpec, known: LayersOfPlan, engine: Engine, *, release:
             )
             is not EMPTY
         ):
-            own[0] = _made_again(own[0], gone)
+            own[0] = _layers_run_again(own[0], gone)
         elif own and frozen and not seen:
             own = _frozen_entry_layers(
                 each,
@@ -223,7 +223,7 @@ def _make_walk(spec: ModelSpec, known: LayersOfPlan, engine: Engine, *, release:
     )
 
 
-def _outer_norms(stack: Stack, plan: Plan) -> tuple[Held, ...]:
+def _outer_norms(stack: Stack, plan: Plan) -> tuple[HeldTensor, ...]:
     """Final norms of a stack that lies inside another module than the model's base, as words' do beside a
     tower or an encoder.
     """
@@ -233,7 +233,7 @@ def _outer_norms(stack: Stack, plan: Plan) -> tuple[Held, ...]:
     return tuple(held for held in found if "." in module_of(held.path).rpartition(".")[0])
 
 
-def _parameters_around(spec: ModelSpec, plan: Plan) -> Iterator[Held]:
+def _parameters_around(spec: ModelSpec, plan: Plan) -> Iterator[HeldTensor]:
     """What neither layers nor ends have, beside what only pictures reach. Of another stack's layers it is
     what lies around them: those are groups of their own, as a record says.
     """
@@ -256,7 +256,7 @@ def _bridge_between_stacks(bridge: Layers, gone: LetGo, *, counted: bool) -> Lay
     return Layers((replace(group, gradients=gradients, part=_backward_without(group.part, before)),), 1)
 
 
-def _made_again(first: Layers, gone: BytesByPath) -> Layers:
+def _layers_run_again(first: Layers, gone: BytesByPath) -> Layers:
     """A stack's first layers, which are run again without what is ``gone`` when backward has come to them."""
     group, *others = first.pattern
     return Layers((replace(group, part=_backward_without(group.part, gone)), *others), first.count)
@@ -343,7 +343,7 @@ def _frozen_entry_layers(stack: Stack, layers: list[Layers], make: Callable[[Blo
     recompute peft asks for its input's gradient all the same).
     """
     if any(is_array(run.count) for run in stack.runs):
-        not_alike()
+        mixed_stratum()
     blocks = [block for run in stack.runs for _ in range(run.count) for block in run.pattern]
     made = {block: make(block) for block in dict.fromkeys(blocks)}
     training = (n for n, block in enumerate(blocks) if any(h.trains for h in made[block].parameters))
@@ -373,7 +373,7 @@ def _layer_group(
     )
 
 
-def _parameters_among(weights: Iterable[Weight], prefix: str, plan: Plan) -> tuple[Held, ...]:
+def _parameters_among(weights: Iterable[Weight], prefix: str, plan: Plan) -> tuple[HeldTensor, ...]:
     """Of a block's tensors those that are parameters: buffers stay whole on every rank."""
     own = (weight for weight in weights if weight.role is not Role.BUFFER)
     return tuple(held for weight in own for held in tensors_on_rank(prefix + weight.path, weight, 1, plan))

@@ -8,7 +8,7 @@ from memsheet.arith import Count
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8 import OUTLIERS
 from memsheet.formulas.sharding.resident_state import ResidentState
-from memsheet.formulas.states.held import Held, held_tensors, module_of
+from memsheet.formulas.states.held import HeldTensor, held_tensors, module_of
 from memsheet.formulas.tapes.bytes_by_path import Key
 from memsheet.frozen import replace
 from memsheet.plan.defaults import OUTLIER_COLUMNS
@@ -60,7 +60,7 @@ def _held_past(walks: Iterable[StageLayers]) -> Iterator[Key]:
     yield from (key for group in groups for key in group.part.lingers.held)
 
 
-def _int8_tensors(model: ModelSpec, plan: Plan) -> Iterator[Held]:
+def _int8_tensors(model: ModelSpec, plan: Plan) -> Iterator[HeldTensor]:
     if plan.quantization is not None and plan.quantization.weights is INT8:
         yield from (h for h in held_tensors(model, plan) if h.dtype is INT8)
 
@@ -72,7 +72,7 @@ def _int8_tensors(model: ModelSpec, plan: Plan) -> Iterator[Held]:
         "them for backward"
     ),
 )
-def input_bytes(held: Held, plan: Plan) -> Count:
+def input_bytes(held: HeldTensor, plan: Plan) -> Count:
     """Bytes of the whole input of all layers with such a matrix."""
     wider = max(
         plan.precision.compute, plan.precision.parameters, key=lambda dtype: dtype.bits

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
-from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
+from memsheet.formulas.tapes.graph import Chosen, GradientSum, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import dataclass, replace
@@ -136,7 +136,7 @@ def run_checkpointed(
 
 
 def vocabulary_table(
-    r: Recorder, path: str, shape: Shape, how: RunConfig, *, joined: Joined = Joined.NO
+    r: Recorder, path: str, shape: Shape, how: RunConfig, *, joined: GradientSum = GradientSum.NO
 ) -> Tensor:
     """The matrix of embeddings or of the output projection: the model's own, or the copy that is trained
     (peft utils/other.py).

@@ -34,7 +34,7 @@ class RecomputeSegments:
     starts: tuple[int, ...]
     layers: tuple[Group, ...]
 
-    def kept(self, first: int, after: int) -> Moment:
+    def kept_inputs(self, first: int, after: int) -> Moment:
         """The inputs that forward keeps of layers ``first`` to ``after``."""
         number = bisect_left(self.starts, after) - bisect_left(self.starts, first)
         return [(number, self.layers[first].part.retained if number else EMPTY)]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from memsheet.formulas.model_code import ModelCode, model_code
 from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import STORED, RunConfig
-from memsheet.formulas.tapes.graph import Joined, Pass, Tensor
+from memsheet.formulas.tapes.graph import GradientSum, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Tape
 from memsheet.plan.model import Block, Embeddings, Head, Norm
@@ -44,7 +44,7 @@ def record_block(block: Block, how: RunConfig, *, saving: bool = True, recompute
 
 
 @lru_cache(maxsize=64)
-def record_embeddings(embeddings: Embeddings, how: RunConfig, *, tied: Joined = Joined.NO) -> Tape:
+def record_embeddings(embeddings: Embeddings, how: RunConfig, *, tied: GradientSum = GradientSum.NO) -> Tape:
     r, code = _new_recorder(how)
     x, named = code.embed(r, embeddings, how, tied)
     return r.finish(

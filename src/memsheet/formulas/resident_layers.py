@@ -26,7 +26,7 @@ def _run_saved_activations(step: Step, run: int, repetitions: int) -> Moment:
     """What some repetitions of a run keep until their backward."""
     if step.stretches is None:
         return [(repetitions, step.walk.layers[run].retained)]
-    return step.stretches.kept(layer_index(step, run, 0, 0), layer_index(step, run, repetitions, 0))
+    return step.stretches.kept_inputs(layer_index(step, run, 0, 0), layer_index(step, run, repetitions, 0))
 
 
 def earlier_layer_activations(
@@ -49,7 +49,7 @@ def earlier_layer_activations(
         return (
             [
                 *moment,
-                *step.stretches.kept(
+                *step.stretches.kept_inputs(
                     layer_index(step, run, repetition, 0), layer_index(step, run, repetition, place)
                 ),
             ]

@@ -15,7 +15,7 @@ from memsheet.sheet import Instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class InstantPeaks:
     """High-water marks of the last step's instants, in bytes: as ``requested``, in the allocator's blocks, in
     its segments.
 
@@ -50,7 +50,7 @@ def count_cuda_peaks(
     run: Callable[[Callable[[Instant | None], None]], None],
     cuda: Any,
     process_bytes: Callable[[int], int | None] = process_bytes,
-) -> Counted:
+) -> InstantPeaks:
     """Call ``run``, which says where it is; after None nothing counts. ``cuda``: ``torch.cuda``.
 
     The allocator counts when a tensor is asked for, on the host, so the device need not be waited for.
@@ -73,7 +73,7 @@ def count_cuda_peaks(
     run(at)
     at(None)
     free, total = cuda.mem_get_info()
-    return Counted(**peaks, device=total - free, process=process_bytes(cuda.current_device()))
+    return InstantPeaks(**peaks, device=total - free, process=process_bytes(cuda.current_device()))
 
 
 def clear_cuda_caches(cuda: Any) -> None:

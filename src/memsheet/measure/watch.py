@@ -43,7 +43,7 @@ class Growth(NamedTuple):
     full_in_s: float | None
 
 
-def asked_of_driver(command: Sequence[str]) -> str:
+def driver_output(command: Sequence[str]) -> str:
     """What a command prints. Raises InputError where there is no such program or no GPU."""
     program = shutil.which(command[0])
     if program is None:
@@ -74,7 +74,7 @@ def asked_of_driver(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def read_cards(pid: int | None, ask: Ask = asked_of_driver) -> list[Card]:
+def read_cards(pid: int | None, ask: Ask = driver_output) -> list[Card]:
     """All cards now, or those that the process ``pid`` and its children use, where the driver says so. Raises
     InputError where there is no GPU.
     """

@@ -23,7 +23,7 @@ from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
 from memsheet.plan.plan import AdapterKind
 
 with late_functions(__name__):
-    from memsheet.plan.target_patterns import is_pattern, taken_layers
+    from memsheet.plan.target_patterns import is_pattern, matched_layers
 
 
 ATTENTION = re.compile("attn|attention", re.IGNORECASE)
@@ -203,7 +203,7 @@ def _names_of_paths(gaps: RequestResolver, model: ModelSpec, targets: Sequence[s
     """The targets with a path or a pattern as the last names of the layers that they take."""
     found: list[str] = []
     for target in targets:
-        taken = taken_layers(model, target)
+        taken = matched_layers(model, target)
         if taken.part and not set(taken.part) <= set(targets):
             gaps.wrong(
                 "adapter.targets",

@@ -66,13 +66,13 @@ def contradiction_problems(request: Request, task: str) -> Iterator[Problem]:
             )
     if task == "infer":
         yield from _length_problems(request)
-        engine = _asked_engine(request)
+        engine = _modelled_engine(request)
         yield from _disagreeing_key_problems(
             request, SEQUENCES[:1] if engine is not None and engine.one_cache else SEQUENCES
         )
 
 
-def _asked_engine(request: Request) -> Engine | None:
+def _modelled_engine(request: Request) -> Engine | None:
     """The engine that is named, where it is modelled."""
     return find_engine(request.get("engine") or "")
 
@@ -89,7 +89,7 @@ def _orphan_key_problems(
 
 
 def _dtype_problems(request: Request) -> Iterator[Problem]:
-    engine = _asked_engine(request)
+    engine = _modelled_engine(request)
     cache = engine.cache_names if engine is not None else CACHE_DTYPES
     for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": cache, "serving.k_dtype": cache}.items():
         value = request.get(key)
@@ -107,7 +107,7 @@ def _dtype_problems(request: Request) -> Iterator[Problem]:
 
 
 def _length_problems(request: Request) -> Iterator[Problem]:
-    longest, engine = request.get("serving.max_model_len"), _asked_engine(request)
+    longest, engine = request.get("serving.max_model_len"), _modelled_engine(request)
     pools = engine is not None and engine.serving.pools_cache
     if not pools or (longest or 0) < (request.get("seq_len") or 0):
         yield from _disagreeing_key_problems(request, ("serving.max_model_len", "seq_len"))

@@ -29,7 +29,7 @@ PLAN, SHEET = "plan.json", "sheet.json"
 """The files that a plan and its sheet are written to beside an engine's."""
 
 
-def asked_as(model: ModelSpec) -> str:
+def model_reference(model: ModelSpec) -> str:
     """What a plan names its model by, so that reading it back finds the same one: the file, the hub's name or
     the name of a release that it was read from, else its name.
     """

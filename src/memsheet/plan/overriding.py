@@ -13,8 +13,8 @@ from memsheet.plan.engine_registry import find_engine
 def without_overridden(document: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """A document's keys without those that ``given``, said over them, leaves without a meaning."""
     gone: tuple[str, ...] = ("precision.",) if given.get("precision.name") is not None else ()
-    mode = recompute_said(given)
-    if mode is not None and recompute_said(document) not in (None, mode):
+    mode = requested_recompute(given)
+    if mode is not None and requested_recompute(document) not in (None, mode):
         gone += ("recompute.",)
     optimizer = given.get("optimizer.name")
     if optimizer is not None and document.get("optimizer.name", optimizer) != optimizer:
@@ -30,7 +30,7 @@ def with_attention_of_engine(edits: Mapping[str, Any], request: Mapping[str, Any
     return {**edits, "attention": engine.attention[0].value}
 
 
-def recompute_said(request: Mapping[str, Any]) -> str | None:
+def requested_recompute(request: Mapping[str, Any]) -> str | None:
     """The mode of recompute that a request names, or that modules or whole layers alone ask for."""
     mode: str | None = request.get("recompute.mode")
     return mode or ("selective" if request.get("recompute.modules") else None)

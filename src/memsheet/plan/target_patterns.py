@@ -34,7 +34,7 @@ class TakenLayers(NamedTuple):
 Matcher = Callable[[Stack, int, str], bool]
 
 
-def taken_layers(model: ModelSpec, target: str) -> TakenLayers:
+def matched_layers(model: ModelSpec, target: str) -> TakenLayers:
     """Which linear layers of a model's blocks a target takes by a path or a pattern; none by a name."""
     takes = _matcher(target)
     found: dict[str, set[bool]] = {}

@@ -86,7 +86,7 @@ def parse_token_count(text: str) -> int | str:
     return int(found[1]) * 1024 if found else parse_whole_number(text)
 
 
-def said_in_thousands(key: str, text: Any) -> bool:
+def number_in_thousands(key: str, text: Any) -> bool:
     return key in TOKENS and isinstance(text, str) and bool(_THOUSANDS.fullmatch(text.strip()))
 
 

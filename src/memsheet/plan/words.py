@@ -21,7 +21,7 @@ from memsheet.plan.check import RULES
 from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.engine_registry import KNOWN_NAMES, find_engine
 from memsheet.plan.names import OFFLOADABLE, SHORT, parse_offload
-from memsheet.plan.values import said_in_thousands, value_of
+from memsheet.plan.values import number_in_thousands, value_of
 
 with late_functions(__name__):
     from memsheet.plan.library_defaults import lora_rank_of
@@ -32,7 +32,7 @@ DTYPE, OPTIM = "@dtype", "@optim"
 _COUNTS = (ACCUMULATION, REPLICAS)
 
 
-class Asked(NamedTuple):
+class ReadOptions(NamedTuple):
     """A question in memsheet's words."""
 
     request: dict[str, Any]
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
     """Every option as it was given, with the keys and values that it comes to."""
 
 
-class _Said(NamedTuple):
+class _ReadOption(NamedTuple):
     """One option as it was given, and what it comes to ("?" before a key: unless that is said)."""
 
     name: str
@@ -58,7 +58,9 @@ _NAMED_RELEASE = late_pattern(
 """A release behind its program's name, as package managers write it (``trl==1.10``)."""
 
 
-def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, Any] | None = None) -> Asked:
+def in_our_words(
+    options: Mapping[str, Any], task: str, planned: Mapping[str, Any] | None = None
+) -> ReadOptions:
     """``options`` by short names or by others' words (Nones left out), over a plan that says the rest.
 
     Raises InputError with every name that nobody knows, every word that this engine does not have, and all
@@ -72,7 +74,7 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
         for name, value in given.items()
         if (one := _option_keys(name, value, task, engine, library, problems))
     ]
-    request = _merge_said_keys(said, problems)
+    request = _merge_option_keys(said, problems)
     raise_if_problems(problems)
     if library is not None:
         named, why, more = LIBRARIES[library]
@@ -88,13 +90,13 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
         f"{one.name} = {value} ({one.value})"
         for one in said
         for key, value in one.keys.items()
-        if said_in_thousands(key, one.value)
+        if number_in_thousands(key, one.value)
     )
     version = _NAMED_RELEASE.fullmatch(str(request.get("engine_version", "")))
     if version is not None:
         request["engine_version"] = version["release"]
         assumed += (f"engine_version = {version['release']} ({version[0]})",)
-    settled = frozenset(key for name in given for key in _spoken_of(name))
+    settled = frozenset(key for name in given for key in _keys_of_option(name))
     told: dict[str, Any] = {} if options.get("engine") else {"engine": engine}
     every = tuple(
         (
@@ -104,10 +106,10 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
         )
         for one in said
     )
-    return Asked(request, (*assumed, *_weak_key_notes(said, request)), library, settled, every)
+    return ReadOptions(request, (*assumed, *_weak_key_notes(said, request)), library, settled, every)
 
 
-def _spoken_of(name: str) -> Iterator[str]:
+def _keys_of_option(name: str) -> Iterator[str]:
     """Keys that an option may say, whatever its value."""
     if name == "offload":
         yield from (f"offload.{part}" for part in OFFLOADABLE)
@@ -136,7 +138,7 @@ def means_the_same(name: str, value: Any, keys: Mapping[str, Any], task: str, en
     )
 
 
-def sequences_at_once(asked: Asked) -> int | None:
+def sequences_at_once(asked: ReadOptions) -> int | None:
     """How many sequences are asked for at once; None where nobody asks. An engine's own word
     (``max-num-seqs``) is the most that it starts, and so is a plan's: no room for all of them is asked for.
     """
@@ -240,7 +242,7 @@ def _engines_of(name: str, task: str) -> tuple[str, ...]:
 
 def _option_keys(
     name: str, value: Any, task: str, engine: str | None, library: str | None, problems: list[Problem]
-) -> _Said | None:
+) -> _ReadOption | None:
     """What one option comes to; its problems are kept."""
     found: Mapping[str, Any] | Problem
     if name == "offload":
@@ -260,7 +262,7 @@ def _option_keys(
     if isinstance(found, Problem):
         problems.append(found)
         return None
-    return _Said(name, value, found)
+    return _ReadOption(name, value, found)
 
 
 def _alias_word(name: str) -> Word | None:
@@ -426,9 +428,9 @@ def _word_meaning(word: Word, name: str, value: Any, task: str, engine: str | No
 # ---- all of them together ----------------------------------------------------------------------------------
 
 
-def _merge_said_keys(said: list[_Said], problems: list[Problem]) -> dict[str, Any]:
+def _merge_option_keys(said: list[_ReadOption], problems: list[Problem]) -> dict[str, Any]:
     """All keys; one that two options say differently is a problem, and a weak one gives way."""
-    request, by = dict[str, Any](), dict[str, _Said]()
+    request, by = dict[str, Any](), dict[str, _ReadOption]()
     for one in said:
         for key, value in one.keys.items():
             if key.startswith("?"):
@@ -436,8 +438,8 @@ def _merge_said_keys(said: list[_Said], problems: list[Problem]) -> dict[str, An
             if key in request and request[key] != value:
                 first = by[key]
                 both = (
-                    f"is said twice: {_flag_name(first.name)} {_said_value_text(first.value)} and "
-                    f"{_flag_name(one.name)} {_said_value_text(one.value)}"
+                    f"is said twice: {_flag_name(first.name)} {_option_value_text(first.value)} and "
+                    f"{_flag_name(one.name)} {_option_value_text(one.value)}"
                 )
                 problems.append(Problem(field=key, reason=both, hint="once is enough"))
             request[key], by[key] = value, one
@@ -448,7 +450,7 @@ def _merge_said_keys(said: list[_Said], problems: list[Problem]) -> dict[str, An
     return request
 
 
-def _weak_key_notes(said: list[_Said], request: Mapping[str, Any]) -> Iterator[str]:
+def _weak_key_notes(said: list[_ReadOption], request: Mapping[str, Any]) -> Iterator[str]:
     """What a word brought with it that nobody said: a rank of adapters, say."""
     strong = {key for one in said for key in one.keys}
     for one in said:
@@ -472,5 +474,5 @@ def _flag_of(key: str) -> str:
     return _FLAGS.get(key, key)
 
 
-def _said_value_text(value: Any) -> str:
+def _option_value_text(value: Any) -> str:
     return "" if value is True else str(value)

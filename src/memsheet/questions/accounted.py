@@ -124,11 +124,11 @@ def answer_for_model(
     what of it stands beside the sheet; ``slack``: whether steps are played through the allocator's rules
     always, unless tensors alone are too many, or never.
     """
-    request, spec, resolved = _resolve_asked(spec, request, cluster, wanted=wanted, assumed=assumed)
+    request, spec, resolved = _resolve_question(spec, request, cluster, wanted=wanted, assumed=assumed)
     plan, used = resolved.plan, library_use(library)
-    replays, sheets = _asked_sheets(spec, resolved, cluster, slack)
+    replays, sheets = _question_sheets(spec, resolved, cluster, slack)
     serving = _serving_facts(spec, resolved, cluster, sheets) if isinstance(plan.workload, Serving) else None
-    verdict = _judge_asked(spec, plan, cluster, sheets, serving, used) if cluster else None
+    verdict = _question_verdict(spec, plan, cluster, sheets, serving, used) if cluster else None
     held = {**request, "engine": plan.engine}  # of which what else would hold them is asked, too
     if verdict and cluster and fix:
         verdict = _with_cheapest(spec, request, cluster, sheets, verdict, used)
@@ -157,7 +157,7 @@ def answer_for_model(
     )  # fmt: skip
 
 
-def _resolve_asked(
+def _resolve_question(
     spec: ModelSpec,
     request: Mapping[str, Any],
     cluster: Cluster | None,
@@ -175,7 +175,7 @@ def _resolve_asked(
     return request, spec, replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
 
 
-def _asked_sheets(
+def _question_sheets(
     spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, slack: str
 ) -> tuple[bool, tuple[Sheet, ...]]:
     """Whether steps were played through the allocator's rules, and the sheets."""
@@ -187,7 +187,7 @@ def _asked_sheets(
     return replays, sheets
 
 
-def _judge_asked(
+def _question_verdict(
     spec: ModelSpec,
     plan: Plan,
     cluster: Cluster,
@@ -302,9 +302,9 @@ def _verdict_on_sequences(
     fix: bool,
 ) -> tuple[Verdict, Mapping[str, Any]]:
     """The verdict about the sequences that were asked for, and what would hold them."""
-    from memsheet.search.serve.asked_sequences import asked_sequences, holds_instead
+    from memsheet.search.serve.asked_sequences import holds_instead, requested_sequences
 
-    found = asked_sequences(spec, plan, cluster, wanted)
+    found = requested_sequences(spec, plan, cluster, wanted)
     if found is None:
         return verdict, serving
     about = verdict_on_held_sequences(verdict, found.wanted, found.held, found.missing_bytes)

@@ -37,7 +37,7 @@ COLUMNS = 100
 MOST_FILES, MOST_NAME = 64, 255
 
 
-class Said(NamedTuple):
+class Reply(NamedTuple):
     """What a question comes to: the exit code, the document, and its view."""
 
     exit_code: int
@@ -119,13 +119,13 @@ def _with_numbers(asked: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _ask_account(count: Callable[..., Answer]) -> Callable[[dict[str, Any], Path], Said]:
-    def answer_task(asked: dict[str, Any], _: Path) -> Said:
+def _ask_account(count: Callable[..., Answer]) -> Callable[[dict[str, Any], Path], Reply]:
+    def answer_task(asked: dict[str, Any], _: Path) -> Reply:
         from memsheet.report.json.sheet import sheet_document
 
         found = count(asked.pop("model", None), **asked)
         code = EXIT[found.verdict.result] if found.verdict else 0
-        return Said(code, sheet_document(found), lambda: _answer_view(found))
+        return Reply(code, sheet_document(found), lambda: _answer_view(found))
 
     return answer_task
 
@@ -136,7 +136,7 @@ def _answer_view(answer: Answer) -> Mapping[str, Any]:
     return answer_view(answer)
 
 
-def _ask_solve(asked: dict[str, Any], _: Path) -> Said:
+def _ask_solve(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.solve import MACHINES, solve_question, target_named
     from memsheet.report.json.solution import solution_document
     from memsheet.report.screen.solution import render_solution
@@ -144,7 +144,7 @@ def _ask_solve(asked: dict[str, Any], _: Path) -> Said:
     target, most = target_named(asked.pop("what", None)), asked.pop("most", None)
     given = {"model": None, **dict.fromkeys((*MACHINES, "parameters")), **asked}
     found = solve_question(target, given, most=most)
-    return Said(
+    return Reply(
         EXIT[found.solution.result],
         solution_document(found.solution, found.curves),
         lambda: {
@@ -154,34 +154,34 @@ def _ask_solve(asked: dict[str, Any], _: Path) -> Said:
     )
 
 
-def _ask_plan(asked: dict[str, Any], _: Path) -> Said:
+def _ask_plan(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.plan import plan
     from memsheet.report.json.plans import plans_document
     from memsheet.report.page.plans import plans_view
 
     found = plan(asked.pop("model", None), **asked)
     result = found.ranking.result
-    return Said(
+    return Reply(
         EXIT[result] if result else BAD_INPUT,
         plans_document(found, seconds=0),
         lambda: plans_view(found, Look(width=COLUMNS)),
     )
 
 
-def _ask_plan_serving(asked: dict[str, Any], _: Path) -> Said:
+def _ask_plan_serving(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.plan import plan_serving
     from memsheet.report.json.serve_plans import serving_document
     from memsheet.report.screen.plans.serving import render_serving
 
     found = plan_serving(asked.pop("model", None), **asked)
-    return Said(
+    return Reply(
         SERVING_EXIT[found.plans[0].holds] if found.plans else SERVING_EXIT[-1],
         serving_document(found),
         lambda: {"screen": render_serving(found, Look(width=COLUMNS))},
     )
 
 
-def _ask_job(asked: dict[str, Any], _: Path) -> Said:
+def _ask_job(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.cures_of_jobs import what_helps
     from memsheet.questions.job import answer_job
     from memsheet.report.json.sheet import sheet_document
@@ -194,10 +194,10 @@ def _ask_job(asked: dict[str, Any], _: Path) -> Said:
         helps = tuple((one.words, one.says, one.answer) for one in what_helps(found, where))
         return {"screen": render_job(found, Look(width=COLUMNS), helps)}
 
-    return Said(EXIT[found.verdict.result] if found.verdict else 0, sheet_document(found), screen_of_job)
+    return Reply(EXIT[found.verdict.result] if found.verdict else 0, sheet_document(found), screen_of_job)
 
 
-def _ask_solve_job(asked: dict[str, Any], _: Path) -> Said:
+def _ask_solve_job(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.solve_job import job_limit
     from memsheet.report.json.sheet import sheet_document
     from memsheet.report.screen.jobs.phases import render_job_limit
@@ -207,7 +207,7 @@ def _ask_solve_job(asked: dict[str, Any], _: Path) -> Said:
     counts = {"what": found.what, "largest": found.largest, "counted": found.counted}
     document = {**counts, "sheet": sheet_document(found.answer)}
     code = EXIT[Result.FITS if found.largest else Result.DOES_NOT_FIT]
-    return Said(code, document, lambda: {"screen": render_job_limit(found, Look(width=COLUMNS))})
+    return Reply(code, document, lambda: {"screen": render_job_limit(found, Look(width=COLUMNS))})
 
 
 def _job_and_machines(asked: dict[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -230,7 +230,7 @@ USUAL_GRID: Mapping[str, tuple[int, ...]] = {
 MOST_GRID = 64
 
 
-def _ask_grid(asked: dict[str, Any], _: Path) -> Said:
+def _ask_grid(asked: dict[str, Any], _: Path) -> Reply:
     """A table of two options, each cell what a GPU needs."""
     from memsheet.questions.sweep import sweep
     from memsheet.report.page.grid import grid_document
@@ -249,10 +249,10 @@ def _ask_grid(asked: dict[str, Any], _: Path) -> Said:
     given = {key: value for key, value in asked.items() if key not in values}
     swept: Any = {**given, **{name: list(held) for name, held in values.items()}}
     found = sweep(**swept)
-    return Said(0, grid_document(found, x=x, y=y, xs=values[x], ys=values[y]))
+    return Reply(0, grid_document(found, x=x, y=y, xs=values[x], ys=values[y]))
 
 
-def _ask_check(asked: dict[str, Any], folder: Path) -> Said:
+def _ask_check(asked: dict[str, Any], folder: Path) -> Reply:
     from memsheet.questions.check import MACHINES, check_configuration_files
     from memsheet.report.json.checked import checked_document
     from memsheet.report.page.checked import checked_view
@@ -265,7 +265,7 @@ def _ask_check(asked: dict[str, Any], folder: Path) -> Said:
         found = check_configuration_files(names, otherwise, {**question}, words=asked)
     sent = {name: (Path(path).name, text) for name, (path, text) in found.written.items()}
     found = replace(found, written=sent)  # where a request's files were written is no one's business
-    return Said(
+    return Reply(
         checked_exit_code(found),
         checked_document(found),
         lambda: checked_view(found, Look(width=COLUMNS)),
@@ -289,7 +289,7 @@ def _write_files(files: Any, folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _ask_export(asked: dict[str, Any], _: Path) -> Said:
+def _ask_export(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.export import exported_files
 
     plan, to = asked.get("plan"), asked.get("to")
@@ -300,10 +300,10 @@ def _ask_export(asked: dict[str, Any], _: Path) -> Said:
     names = [name.strip() for name in to.split(",") if name.strip()]
     found = exported_files(plan, names, asked.get("pick"))
     document = {"schema": "memsheet/export/1", "files": dict(found.files), "notes": list(found.notes)}
-    return Said(0, document)
+    return Reply(0, document)
 
 
-def _ask_compare(asked: dict[str, Any], _: Path) -> Said:
+def _ask_compare(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.compare import compare
     from memsheet.report.screen.comparison_table import render_comparison
     from memsheet.report.shared.comparison import comparison_document
@@ -312,12 +312,12 @@ def _ask_compare(asked: dict[str, Any], _: Path) -> Said:
     if not all(isinstance(side, Mapping) for side in sides):
         raise input_error("left, right", None, "are no two objects of memsheet/sheet/1")
     found = compare(*sides, instant=asked.get("instant"), rank=asked.get("rank"))  # type: ignore[arg-type]
-    return Said(
+    return Reply(
         0, comparison_document(found), lambda: {"screen": render_comparison(found, Look(width=COLUMNS))}
     )
 
 
-def _ask_diagnose(asked: dict[str, Any], _: Path) -> Said:
+def _ask_diagnose(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.diagnose import diagnose_named_texts
     from memsheet.report.json.diagnosis import diagnosis_document
     from memsheet.report.screen.died.diagnosis import render_diagnosis
@@ -327,7 +327,7 @@ def _ask_diagnose(asked: dict[str, Any], _: Path) -> Said:
     if not isinstance(text, str):
         raise input_error("text", None, "is no text", "the error message, or the end of the log")
     found = diagnose_named_texts({"text": text}, asked.pop("model", None), asked)
-    return Said(
+    return Reply(
         diagnosis_exit_code(found),
         diagnosis_document(found),
         lambda: {
@@ -337,11 +337,11 @@ def _ask_diagnose(asked: dict[str, Any], _: Path) -> Said:
     )
 
 
-def _ask_explain(asked: dict[str, Any], _: Path) -> Said:
+def _ask_explain(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.explain import explain
 
     found = explain(asked.get("term"))  # type: ignore[arg-type]
-    return Said(
+    return Reply(
         0,
         {
             "schema": "memsheet/explain/1",
@@ -353,32 +353,32 @@ def _ask_explain(asked: dict[str, Any], _: Path) -> Said:
     )
 
 
-def _ask_read(asked: dict[str, Any], _: Path) -> Said:
+def _ask_read(asked: dict[str, Any], _: Path) -> Reply:
     from memsheet.questions.pasted import read_pasted
 
-    return Said(0, read_pasted(asked.get("text")))
+    return Reply(0, read_pasted(asked.get("text")))
 
 
-def _ask_models(_: dict[str, Any], __: Path) -> Said:
+def _ask_models(_: dict[str, Any], __: Path) -> Reply:
     from memsheet.catalog import model_rows
 
-    return Said(0, {"schema": "memsheet/models/1", "models": list(model_rows().values())})
+    return Reply(0, {"schema": "memsheet/models/1", "models": list(model_rows().values())})
 
 
-def _ask_gpus(_: dict[str, Any], __: Path) -> Said:
+def _ask_gpus(_: dict[str, Any], __: Path) -> Reply:
     from memsheet.catalog import catalog_devices
     from memsheet.questions.catalogue import gpu_row
 
-    return Said(0, {"schema": "memsheet/gpus/1", "gpus": [gpu_row(each) for each in catalog_devices()]})
+    return Reply(0, {"schema": "memsheet/gpus/1", "gpus": [gpu_row(each) for each in catalog_devices()]})
 
 
-def _ask_form(_: dict[str, Any], __: Path) -> Said:
+def _ask_form(_: dict[str, Any], __: Path) -> Reply:
     from memsheet.questions.form import form_document
 
-    return Said(0, form_document())
+    return Reply(0, form_document())
 
 
-QUESTIONS: Mapping[str, Callable[[dict[str, Any], Path], Said]] = {
+QUESTIONS: Mapping[str, Callable[[dict[str, Any], Path], Reply]] = {
     "train": _ask_account(accounted.train), "infer": _ask_account(accounted.infer), "solve": _ask_solve, "plan": _ask_plan, "plan-serving": _ask_plan_serving,
     "grid": _ask_grid, "check": _ask_check, "export": _ask_export, "compare": _ask_compare, "diagnose": _ask_diagnose, "job": _ask_job, "solve-job": _ask_solve_job, "explain": _ask_explain, "read": _ask_read, "models": _ask_models, "gpus": _ask_gpus, "form": _ask_form,
 }  # fmt: skip

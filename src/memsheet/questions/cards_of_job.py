@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError
 from memsheet.exchange.joined_files import join_files
-from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.file_format import FileReading, Together
 from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def join_on_cards(
-    reads: Mapping[str, Read],
+    reads: Mapping[str, FileReading],
     planned: Mapping[str, Any],
     flags: Mapping[str, Any],
     gpus: Any,
@@ -80,7 +80,7 @@ def words_of_node(gpus: Any, job: AccountedJob, texts: Mapping[str, str]) -> str
     )
 
 
-def words_of_processes(gpus: Any, reads: Mapping[str, Read]) -> str:
+def words_of_processes(gpus: Any, reads: Mapping[str, FileReading]) -> str:
     """That the files start another number of processes than GPUs are named, in words; empty where they do
     not.
     """
@@ -102,7 +102,7 @@ SEVERAL_MACHINES = late_pattern(
 """What a text says that starts a job on several machines, of which named cards may be one's."""
 
 
-def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Read:
+def as_cards_decide(found: FileReading, gpus: Any, name: str | ModelSpec | None) -> FileReading:
     """A file with what its program takes by the memory of the named cards, no longer than the model: nothing
     is open of it where the least that they have and the most come to the same.
     """
@@ -122,7 +122,7 @@ def as_cards_decide(found: Read, gpus: Any, name: str | ModelSpec | None) -> Rea
     return replace(found, request={**taken, **found.request})
 
 
-def _without_open_keys(found: Read, taken: Mapping[str, Any]) -> Read:
+def _without_open_keys(found: FileReading, taken: Mapping[str, Any]) -> FileReading:
     """A file of which the keys that cards have decided are open no more."""
     decided = {
         row.at for row in found.form.keys if row.says in taken and found.values.get(row.at) in row.decides
@@ -138,7 +138,7 @@ def has_bf16_units(gpus: Any) -> bool | None:
         return None
 
 
-def gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
+def gpus_for_processes(named: Any, reads: Mapping[str, FileReading]) -> str | None:
     """The cards of a plan, as many as the files start processes."""
     counts = [read.request["@gpus"] for read in reads.values() if isinstance(read.request.get("@gpus"), int)]
     if not named or not counts:
@@ -146,7 +146,7 @@ def gpus_for_processes(named: Any, reads: Mapping[str, Read]) -> str | None:
     return f"{counts[-1]}x{named_cards(str(named))[1]}"
 
 
-def counted_cards(named: Any, planned: Any, reads: Mapping[str, Read]) -> Any:
+def counted_cards(named: Any, planned: Any, reads: Mapping[str, FileReading]) -> Any:
     """The named cards, and of a name without a count as many as the files say, else a plan beside them.
     ``planned``: the plan's cards.
     """
@@ -157,7 +157,7 @@ def counted_cards(named: Any, planned: Any, reads: Mapping[str, Read]) -> Any:
 
 
 def _fewer_cards(
-    gpus: Any, where: Mapping[str, Any], whole: Together, reads: Mapping[str, Read]
+    gpus: Any, where: Mapping[str, Any], whole: Together, reads: Mapping[str, FileReading]
 ) -> str | None:
     """The cards that a server's command takes, where it says its degrees and more are named; or a training
     that starts its processes itself.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.accumulated_batch import with_accumulated_batch
@@ -39,8 +39,8 @@ from memsheet.questions.file_answers import (
 from memsheet.questions.job_files import (
     JobFiles,
     as_its_release,
+    engine_keys,
     read_job_files,
-    said_of_engine,
     told_release,
 )
 from memsheet.questions.judged_files import judge_job
@@ -155,7 +155,7 @@ VERDICT_ALONE: Mapping[str, Any] = {"cures": False, "verdict_alone": True}
 """Of a question that is about a verdict: no cures, and of mistakes only what may change it."""
 
 
-def _words_beside(question: Mapping[str, Any], job: AccountedJob, reads: Mapping[str, Read]) -> str:
+def _words_beside(question: Mapping[str, Any], job: AccountedJob, reads: Mapping[str, FileReading]) -> str:
     """What is said of the cards above the verdict, where the job is on those that are named."""
     if question.get("ranks_open") or job.too_few_cards or job.answer is None:
         return ""
@@ -183,7 +183,7 @@ def _check_job(
         for key, value in flatten_document(files_read.document).items()
         if value is not None and key not in ("schema", "model", "gpus")
     }
-    said = said_of_engine(files_read.reads, planned)
+    said = engine_keys(files_read.reads, planned)
     flags = {**flags, **read_flags(words, question["gpus"], said)}
     at_once = sequences_demanded(words, said)
     reads = {name: as_its_release(read, flags, planned) for name, read in files_read.reads.items()}

@@ -7,7 +7,7 @@ from math import lcm, prod
 
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
 from memsheet.report.shared.checked import Checked, OnCards
@@ -27,7 +27,7 @@ class CardsOfFiles(NamedTuple):
     words: str
 
 
-def cards_named_in_files(texts: Mapping[str, str], reads: Mapping[str, Read]) -> CardsOfFiles | None:
+def cards_named_in_files(texts: Mapping[str, str], reads: Mapping[str, FileReading]) -> CardsOfFiles | None:
     """The cards that files say they run on (labels of nodes, a service's accelerator), as many as they start
     processes; for a training that says no number, all of the machine that they name. None where none is
     named, or several are.
@@ -70,7 +70,7 @@ def _on_cards(gpus: str, check_on: Callable[[str], Checked]) -> OnCards | None:
     )
 
 
-def cards_of_launch(reads: Mapping[str, Read], gpus: str) -> str:
+def cards_of_launch(reads: Mapping[str, FileReading], gpus: str) -> str:
     """The cards that are named, as many as files start processes, or as their degrees need."""
     given, card = named_cards(gpus)
     counts: list[int] = []

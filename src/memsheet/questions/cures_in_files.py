@@ -9,21 +9,21 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.exchange import values_of
-from memsheet.exchange.joined_files import asked_of_answer
-from memsheet.exchange.shared.file_format import Read, Values, read_format_values
+from memsheet.exchange.joined_files import written_answer
+from memsheet.exchange.shared.file_format import FileReading, Values, read_format_values
 from memsheet.exchange.shared.script_places import SCRIPT
 from memsheet.exchange.shared.sentence_script import ACCUMULATED, BATCH, TRAINS_STATES
 from memsheet.frozen import replace
 from memsheet.plan.document import plan_document
 
-Account = Callable[[Mapping[str, Read]], Answer | None]
+Account = Callable[[Mapping[str, FileReading]], Answer | None]
 """The answer about the files as they would be read."""
 NOT_IN_A_FILE = ("script.", "loop.", "#", "$")
 """What names of values begin with that a reader makes of a text, and that no key of a file says."""
 
 
 def cure_in_files(
-    reads: Mapping[str, Read], before: Answer, after: Answer, account: Account
+    reads: Mapping[str, FileReading], before: Answer, after: Answer, account: Account
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Of each file its name, and the keys that make ``after`` of ``before``, as its own format says them.
     Nothing where files so changed are not read as that job, to the byte.
@@ -40,7 +40,7 @@ def cure_in_files(
 
 
 def _are_read_as(
-    reads: Mapping[str, Read], keys: Mapping[str, Values], after: Answer, account: Account
+    reads: Mapping[str, FileReading], keys: Mapping[str, Values], after: Answer, account: Account
 ) -> bool:
     """Whether files with other keys are read as a job that needs what ``after`` does."""
     told = {
@@ -53,19 +53,19 @@ def _are_read_as(
     return again.verdict.device == after.verdict.device
 
 
-def _read_again(read: Read, keys: Values) -> dict[str, Any]:
+def _read_again(read: FileReading, keys: Values) -> dict[str, Any]:
     said = {**read.values, **keys}
     made = read_format_values(read.form, {at: held for at, held in said.items() if held is not None})
     return {"values": made.values, "request": made.request, "unsaid": made.unsaid, "assumed": made.assumed}
 
 
-def _changed_keys(read: Read, before: Answer, after: Answer) -> Values:
+def _changed_keys(read: FileReading, before: Answer, after: Answer) -> Values:
     """Keys that the file's format writes otherwise for the one plan than for the other."""
     form = read.form
     if before.plan.engine not in form.engines or after.plan.engine not in form.engines:
         return {}
     try:
-        old, new = (values_of(form, _asked(answer)) for answer in (before, after))
+        old, new = (values_of(form, _values_after_change(answer)) for answer in (before, after))
     except InputError:
         return {}
     differing = {at: held for at, held in new.items() if old.get(at) != held}
@@ -78,9 +78,9 @@ def _changed_keys(read: Read, before: Answer, after: Answer) -> Values:
     return {at: held for at, held in differing.items() if read.values.get(at) != held}
 
 
-def _asked(answer: Answer) -> dict[str, Any]:
+def _values_after_change(answer: Answer) -> dict[str, Any]:
     written = plan_document(answer.plan, model=answer.model.name, cluster=answer.cluster)
-    return asked_of_answer(answer, written)
+    return written_answer(answer, written)
 
 
 def _written(name: str, keys: Values) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError
-from memsheet.exchange.mistakes import Case, Found, Rule
+from memsheet.exchange.mistakes import Case, FoundMistake, Rule
 from memsheet.frozen import dataclass, replace
 from memsheet.jobs.cures import (
     BATCH,
@@ -188,13 +188,13 @@ def _smaller_share(answer: Answer, where: Mapping[str, Any]) -> Iterator[Helps]:
     yield Helps(kind=SHARE, says=says, words=words.format(share=share), answer=after, saves_bytes=frees)
 
 
-def mistakes_of_job(found: JobOfFiles, text: str) -> tuple[tuple[Rule, Found], ...]:
+def mistakes_of_job(found: JobOfFiles, text: str) -> tuple[tuple[Rule, FoundMistake], ...]:
     """What helps, as findings about the file that starts the job, and is of that ``text``."""
     answer, own = found.answer, found.file.partition(":")[0]
     return tuple(
         (
             Rule(id=f"job-{one.kind}", source=SOURCES[one.kind], looks=_found_elsewhere),
-            Found(
+            FoundMistake(
                 where=f"{found.file}: {fullest_instant(answer.sheets[0]).phase}",
                 says=one.says + (_fitting_words(found) if _fits(one) else ""),
                 cure=one.words,
@@ -222,6 +222,6 @@ def _fitting_words(found: JobOfFiles) -> str:
     return f"{words}; what is told to be open stays so"
 
 
-def _found_elsewhere(_: Case) -> Iterator[Found]:
+def _found_elsewhere(_: Case) -> Iterator[FoundMistake]:
     """These are found of the job, not of a case."""
     return iter(())

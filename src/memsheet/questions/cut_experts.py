@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.budget import Answer
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.verdict_doubts import Doubt
 from memsheet.late import late_functions
 from memsheet.plan.engine_registry import engine_of
@@ -21,7 +21,9 @@ PADS = "AMD"
 """Whose kernels pad experts in every release (``formulas.serving.cut_blocks``)."""
 
 
-def cut_experts_doubt(answer: Answer | None, reads: Mapping[str, Read], flags: Mapping[str, Any]) -> Doubt:
+def cut_experts_doubt(
+    answer: Answer | None, reads: Mapping[str, FileReading], flags: Mapping[str, Any]
+) -> Doubt:
     """Why a server that fits may not load its weights: releases before the one that is known to do so refuse
     them, and nobody says a newer one.
     """

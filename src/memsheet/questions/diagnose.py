@@ -15,7 +15,7 @@ from memsheet.diagnose.message import YES, Cause, Cure
 from memsheet.diagnose.printed import held_beside, printed_beside
 from memsheet.diagnose.redacted import redact_diagnosis
 from memsheet.diagnose.snapshot.failure import is_failure, read_failure
-from memsheet.diagnose.snapshot.findings import Held, held_of
+from memsheet.diagnose.snapshot.findings import SnapshotFacts, held_of
 from memsheet.diagnose.snapshot.history import is_snapshot, read_history
 from memsheet.diagnose.verdict import Diagnosis, cured_first, diagnose_texts
 from memsheet.diagnose.with_snapshots import diagnose_held, recompute_notes
@@ -36,7 +36,7 @@ MOST_FILES = 64
 _NAMES_FILE = late_pattern(r"[\\/]|\.\w{1,5}$")
 """How a word looks that names a file, though none is there."""
 TEXT = "text"
-Said = str | bytes | Held
+Said = str | bytes | SnapshotFacts
 """A text, or what a snapshot shows."""
 CONFIGURATIONS = (".yml", ".yaml", ".json", ".toml", ".sh", ".py")
 """How files end that say what ran."""
@@ -75,11 +75,13 @@ def redacted_diagnosis(found: Diagnosis, texts: Mapping[str, Said]) -> Diagnosis
     import platform
 
     return redact_diagnosis(
-        found, (*texts, *(text for text in texts.values() if not isinstance(text, Held))), (platform.node(),)
+        found,
+        (*texts, *(text for text in texts.values() if not isinstance(text, SnapshotFacts))),
+        (platform.node(),),
     )
 
 
-def _read_file(path: Path) -> bytes | Held:
+def _read_file(path: Path) -> bytes | SnapshotFacts:
     """A file's bytes; of a pickle what it shows, so that one at a time is in memory."""
     pickled = read_pickle(path)
     return read_bytes(path, MOST_BYTES) if pickled is None else held_of(read_history(pickled, str(path)))
@@ -156,10 +158,10 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
     return replace(cured, answer=answer, printed=beside, notes=notes)
 
 
-def _held_by_name(texts: Mapping[str, Said], plans: list[Mapping[str, Any]]) -> Iterator[Held]:
+def _held_by_name(texts: Mapping[str, Said], plans: list[Mapping[str, Any]]) -> Iterator[SnapshotFacts]:
     """What each snapshot among the texts shows; ``plans`` gets those that were written with them."""
     for name, text in texts.items():
-        if isinstance(text, Held):
+        if isinstance(text, SnapshotFacts):
             yield text
             continue
         raw = (
@@ -176,7 +178,7 @@ def _held_by_name(texts: Mapping[str, Said], plans: list[Mapping[str, Any]]) -> 
 
 
 def _joined_diagnosis(
-    said: Mapping[str, str | bytes], every: tuple[Held, ...], known: Axes | None
+    said: Mapping[str, str | bytes], every: tuple[SnapshotFacts, ...], known: Axes | None
 ) -> Diagnosis:
     """Texts and snapshots of one job as one diagnosis."""
     told = diagnose_texts(said, known) if said else None

@@ -9,10 +9,10 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
-from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
-from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, host_memory_asked
+from memsheet.exchange.mistakes import Case, FoundMistake, Rule, find_mistakes
+from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, requested_host_memory
 from memsheet.exchange.mistakes.case import TRAINERS
-from memsheet.exchange.shared.file_format import EVERYTHING, MORE, Moved, Read
+from memsheet.exchange.shared.file_format import EVERYTHING, MORE, FileReading, Moved
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
 from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED, LOOPS, absent_files
@@ -75,8 +75,8 @@ LEFT_OUT = "the sheet leaves out"
 
 
 def without_guessed_stops(
-    mistakes: tuple[tuple[Rule, Found], ...], case: Case, model: Any
-) -> tuple[tuple[Rule, Found], ...]:
+    mistakes: tuple[tuple[Rule, FoundMistake], ...], case: Case, model: Any
+) -> tuple[tuple[Rule, FoundMistake], ...]:
     """Mistakes that stop a job for a model that its name alone tells, as remarks: another of that name may
     have what this one lacks.
     """
@@ -90,7 +90,7 @@ def without_guessed_stops(
     )
 
 
-def moved_bytes(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
+def moved_bytes(reads: Mapping[str, FileReading], answer: Answer | None) -> tuple[Moved, ...]:
     if answer is None:
         return ()
     job = answer.plan.workload
@@ -152,7 +152,7 @@ def _at_peak(moved: Moved, sheet: Sheet) -> Moved:
     return replace(moved, low_bytes=low, high_bytes=high)
 
 
-def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> Answer | None:
+def without_stand_in_log(answer: Answer | None, reads: Mapping[str, FileReading]) -> Answer | None:
     """The answer without the lines that a log should have, where they are a server's that stands in."""
     stands_in = any(ACCOUNTING in read.values for read in reads.values())
     if answer is None or not stands_in or not answer.serving:
@@ -161,12 +161,12 @@ def without_stand_in_log(answer: Answer | None, reads: Mapping[str, Read]) -> An
 
 
 def with_changes_in_host_memory(
-    answer: Answer | None, reads: Mapping[str, Read], ask: Callable[[int], Answer | None]
+    answer: Answer | None, reads: Mapping[str, FileReading], ask: Callable[[int], Answer | None]
 ) -> Answer | None:
     """The answer with changes that the host memory that a batch script asks for holds; where none is found,
     with what they need besides. ``ask``: the same question where a node has so many bytes.
     """
-    given = host_memory_asked(reads)
+    given = requested_host_memory(reads)
     if given is None or answer is None or answer.verdict is None or answer.cluster is None:
         return answer
     fix, ranks = answer.verdict.cheapest_fix, answer.cluster.per_node
@@ -182,10 +182,10 @@ def with_changes_in_host_memory(
 
 
 def with_host_short(
-    answer: Answer | None, reads: Mapping[str, Read], mistakes: tuple[tuple[Rule, Found], ...]
+    answer: Answer | None, reads: Mapping[str, FileReading], mistakes: tuple[tuple[Rule, FoundMistake], ...]
 ) -> Answer | None:
     """The answer with what a batch script asks for too little of a node's host memory."""
-    given = host_memory_asked(reads)
+    given = requested_host_memory(reads)
     found = any(rule.id == HOST_MEMORY for rule, _ in mistakes)
     if not found or given is None or answer is None or answer.verdict is None or answer.cluster is None:
         return answer
@@ -238,7 +238,9 @@ def may_fit(answer: Answer, doubt: Doubt) -> bool:
     )
 
 
-def claimed_fit(found: Found, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case) -> Found:
+def claimed_fit(
+    found: FoundMistake, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case
+) -> FoundMistake:
     """A finding with what is known of the fit of the plan that it speaks of: where files hold more than the
     sheet, that of the sheet alone.
     """
@@ -249,7 +251,7 @@ def claimed_fit(found: Found, moved: tuple[Moved, ...], given: Mapping[str, Any]
     return found.claimed(sure=other.verdict.result is Result.FITS and not doubt.words)
 
 
-def bytes_beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
+def bytes_beyond(mistakes: tuple[tuple[Rule, FoundMistake], ...]) -> tuple[Moved, ...]:
     """Bytes of mistakes that come on top of the sheet."""
     return tuple(
         Moved(at=found.where, why=rule.id, low_bytes=0, high_bytes=found.saves_bytes)
@@ -258,7 +260,7 @@ def bytes_beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
     )
 
 
-def refusal_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | None) -> Doubt:
+def refusal_doubt(mistakes: tuple[tuple[Rule, FoundMistake], ...], answer: Answer | None) -> Doubt:
     """Whether the program takes the files at all: the release that the sheet is of would not."""
     told = [f"{found.where} {found.says}" for _, found in mistakes if found.may_stop]
     if not told or answer is None or answer.verdict is None:
@@ -267,7 +269,7 @@ def refusal_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | Non
     return Doubt("; ".join(told), int(device.low), int(device.high))
 
 
-def host_memory_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer | None) -> Doubt:
+def host_memory_doubt(mistakes: tuple[tuple[Rule, FoundMistake], ...], answer: Answer | None) -> Doubt:
     """Whether a batch script asks for as much host memory as what is offloaded takes: less is enforced on
     some clusters alone.
     """
@@ -279,7 +281,7 @@ def host_memory_doubt(mistakes: tuple[tuple[Rule, Found], ...], answer: Answer |
     return Doubt(words, int(device.low), int(device.high))
 
 
-def _differing_model_sizes(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:
+def _differing_model_sizes(read: FileReading, answer: Answer | None) -> Iterator[tuple[str, int]]:
     """Sizes of the model that a file says and that are not the sheet's."""
     if answer is None:
         return
@@ -290,7 +292,7 @@ def _differing_model_sizes(read: Read, answer: Answer | None) -> Iterator[tuple[
 
 
 def doubt_of(
-    reads: Mapping[str, Read],
+    reads: Mapping[str, FileReading],
     answer: Answer | None,
     moved: tuple[Moved, ...],
     given: Mapping[str, Any],
@@ -319,7 +321,7 @@ ACCELERATES_OWN = (
 )
 
 
-def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str, Any]) -> str:
+def _open_launcher(reads: Mapping[str, FileReading], answer: Answer, given: Mapping[str, Any]) -> str:
     """What may divide or offload the states of a Trainer's job that does not fit whole on each GPU, where no
     file says what starts its processes on several, or accelerate does with a configuration that is the
     user's and no file of the job (accelerate 1.15.0 commands/launch.py, _validate_launch_command).
@@ -347,7 +349,7 @@ def _open_launcher(reads: Mapping[str, Read], answer: Answer, given: Mapping[str
     return OPEN_LAUNCHER if trainers and not alone and plan.mesh.dp_replicate > 1 else ""
 
 
-def _other_family(reads: Mapping[str, Read], answer: Answer) -> str:
+def _other_family(reads: Mapping[str, FileReading], answer: Answer) -> str:
     """That a script loads the model with the class of another family than the model is of."""
     of, classes = answer.model, (read.values.get(f"{SCRIPT}.{FAMILY_CLASS}") for read in reads.values())
     found = next(
@@ -361,7 +363,7 @@ def _other_family(reads: Mapping[str, Read], answer: Answer) -> str:
 
 
 def _reason_to_doubt(
-    reads: Mapping[str, Read],
+    reads: Mapping[str, FileReading],
     answer: Answer | None,
     moved: tuple[Moved, ...],
     given: Mapping[str, Any],
@@ -393,7 +395,7 @@ class _LeftOpen(NamedTuple):
     states: bool
 
 
-def _left_open_by(reads: Mapping[str, Read], answer: Answer, given: Mapping[str, Any]) -> _LeftOpen:
+def _left_open_by(reads: Mapping[str, FileReading], answer: Answer, given: Mapping[str, Any]) -> _LeftOpen:
     assert answer.verdict is not None
     named = [one for read in reads.values() for one in left_open(read, given, answer.verdict.result)]
     absent = [name for name in absent_files(reads) if not _is_known_whole(reads.get(name))]
@@ -409,7 +411,9 @@ def _left_open_by(reads: Mapping[str, Read], answer: Answer, given: Mapping[str,
     return _LeftOpen(named, asked, elsewhere, words, bool(elsewhere or more or moves))
 
 
-def _doubt_of_files(reads: Mapping[str, Read], answer: Answer, found: _LeftOpen, least: int) -> Doubt | None:
+def _doubt_of_files(
+    reads: Mapping[str, FileReading], answer: Answer, found: _LeftOpen, least: int
+) -> Doubt | None:
     """That files are of other machines, of a model of other sizes or another family, or not all there."""
     least, further = 0 if found.elsewhere else least, "".join(f"; {words}" for words in found.words)
     if apart := [*_other_nodes(reads, answer)]:
@@ -430,7 +434,7 @@ def _doubt_of_files(reads: Mapping[str, Read], answer: Answer, found: _LeftOpen,
 
 
 def _doubt_of_model(
-    reads: Mapping[str, Read], answer: Answer, found: _LeftOpen, fewer: Answer, case: Case
+    reads: Mapping[str, FileReading], answer: Answer, found: _LeftOpen, fewer: Answer, case: Case
 ) -> Doubt | None:
     """That the sheet is of another model than the files name, or of another length than it was made for."""
     further = "".join(f"; {words}" for words in found.words)
@@ -459,7 +463,9 @@ def _doubt_of_model(
     return None
 
 
-def _doubt_of_options(reads: Mapping[str, Read], answer: Answer, found: _LeftOpen, fewer: Answer) -> Doubt:
+def _doubt_of_options(
+    reads: Mapping[str, FileReading], answer: Answer, found: _LeftOpen, fewer: Answer
+) -> Doubt:
     """Of options that no sheet has, where nothing else is open."""
     job, words = answer.plan.workload, _not_held(reads, found.named)
     of_one = not isinstance(job, Training) or int(job.microbatch) == 1
@@ -488,7 +494,7 @@ def _doubt_of_moved_bytes(answer: Answer, moved: tuple[Moved, ...], least: int) 
     return None
 
 
-def _is_known_whole(read: Read | None) -> bool:
+def _is_known_whole(read: FileReading | None) -> bool:
     """Whether a file that lies nowhere is one that its project ships, and is read as it has it."""
     return read is not None and read.shipped and not read.guessed
 
@@ -520,7 +526,7 @@ def _at_fewest(answer: Answer, case: Case) -> tuple[Answer, bool]:
     return (case.ask(changes) or answer, True) if changes else (answer, False)
 
 
-def _other_nodes(reads: Mapping[str, Read], answer: Answer) -> Iterator[str]:
+def _other_nodes(reads: Mapping[str, FileReading], answer: Answer) -> Iterator[str]:
     """A server's command for another number of nodes than the cluster has."""
     for read in reads.values():
         said = read.values.get("--nnodes")
@@ -544,7 +550,7 @@ def _least_as_stored(
     return int(asked.verdict.device.low) if asked and asked.verdict else 0
 
 
-def _not_held(reads: Mapping[str, Read], named: list[str]) -> str:
+def _not_held(reads: Mapping[str, FileReading], named: list[str]) -> str:
     """What the sheet does not hold, in words: what the files say, and what the engine does where they say
     nothing.
     """

@@ -10,7 +10,7 @@ from typing import Any
 from memsheet.budget import Answer, Result
 from memsheet.exchange import in_earlier_dtype
 from memsheet.exchange.mistakes import Case
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.script_places import RELEASE_DEFAULTS, SCRIPT
 from memsheet.exchange.shared.trainer_names import METHODS, keys_left_to_release
@@ -32,7 +32,7 @@ class EarlierWord(NamedTuple):
     words: str
 
     @property
-    def told(self) -> str:
+    def note(self) -> str:
         return f"before {'.'.join(map(str, self.since))} {self.words} unless {self.key} says otherwise"
 
 
@@ -51,7 +51,7 @@ IN_FP32 = "transformers before 5 loads weights in fp32 unless dtype says otherwi
 
 
 def earlier_defaults_doubt(
-    reads: Mapping[str, Read],
+    reads: Mapping[str, FileReading],
     answer: Answer | None,
     case: Case,
     flags: Mapping[str, Any],
@@ -90,7 +90,7 @@ def earlier_defaults_doubt(
         fits = most <= answer.cluster.device.framework_low_bytes
     if fits:
         return Doubt("")
-    told = [f"TRL {one.told}" for one in older] + [IN_FP32] * bool(widths)
+    told = [f"TRL {one.note}" for one in older] + [IN_FP32] * bool(widths)
     words = "nothing says which releases run (--engine-version does), and the sheet is of the newest: "
     words += ", and ".join(told)
     least = int(answer.verdict.device.low)
@@ -98,7 +98,7 @@ def earlier_defaults_doubt(
 
 
 def earlier_reading_doubt(
-    reads: Mapping[str, Read], answer: Answer | None, case: Case, flags: Mapping[str, Any]
+    reads: Mapping[str, FileReading], answer: Answer | None, case: Case, flags: Mapping[str, Any]
 ) -> Doubt:
     """Why a verdict may be another by what an earlier release of the program takes where its files say
     nothing, and nothing says which runs.
@@ -139,7 +139,7 @@ def _plan_word(answer: Answer, one: EarlierWord) -> str:
     return str(plan.loss.value if one.at == "loss" else plan.recompute.mode.value)
 
 
-def _keys_left_to_release(read: Read) -> frozenset[str]:
+def _keys_left_to_release(read: FileReading) -> frozenset[str]:
     """Keys that a file of TRL's, or a script's configuration of its, leaves to the library."""
     if _is_newer_method(read):
         return frozenset()
@@ -154,7 +154,7 @@ OF_EARLIER = frozenset({
 """Methods of TRL 0.21; others are of releases with the newer defaults."""
 
 
-def _is_newer_method(read: Read) -> bool:
+def _is_newer_method(read: FileReading) -> bool:
     """Whether a file is of a method that earlier releases have not."""
     told = (
         read.values.get(PROGRAM),

@@ -21,7 +21,7 @@ from memsheet.exchange import (
     says_nothing,
     write_format_files,
 )
-from memsheet.exchange.joined_files import asked_of_answer, is_key_said
+from memsheet.exchange.joined_files import is_key_set, written_answer
 from memsheet.exchange.shared.file_format import Format
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
@@ -89,7 +89,7 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
     written = plan_document(
         answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster
     )
-    asked = asked_of_answer(answer, written)
+    asked = written_answer(answer, written)
     if isinstance(answer.plan.workload, Serving):
         asked = _as_released(answer, asked)
     formats = [of_version(form, asked) for form in formats]
@@ -127,7 +127,7 @@ def left_out_lines(
         said |= engine_request(form, asked)
     weak = {key.removeprefix("?"): value for key, value in said.items() if key.startswith("?")}
     said = {key: value for key, value in said.items() if not key.startswith("?")}
-    said |= {key: value for key, value in weak.items() if not is_key_said(key, said)}
+    said |= {key: value for key, value in weak.items() if not is_key_set(key, said)}
     keys = _unsaid_plan_keys(said, written)
     if not keys:
         return

@@ -10,7 +10,7 @@ from memsheet.budget import Answer, worst_sheet
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem
 from memsheet.exchange.joined_files import join_files
-from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.file_format import FileReading, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
 from memsheet.exchange.verdict_doubts import (
     AUTO_LENGTH,
@@ -69,7 +69,7 @@ WHOLE_COPIES: Mapping[str, Any] = {"zero": 0}
 
 
 def account_job(
-    reads: Mapping[str, Read], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
+    reads: Mapping[str, FileReading], whole: Together, ask: Mapping[str, Any], said: Mapping[str, Any]
 ) -> AccountedJob:
     """The files' request accounted, as far as it is modelled. ``ask``: what is asked beside it (model,
     machines, sequences); ``said``: what a plan and flags ask for, which is never left out.
@@ -115,7 +115,7 @@ def account_job(
 
 
 def _of_one_process(
-    reads: Mapping[str, Read],
+    reads: Mapping[str, FileReading],
     whole: Together,
     copies: Answer,
     ask: Mapping[str, Any],
@@ -144,7 +144,7 @@ def _engine_refusals(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tupl
     return ()
 
 
-def nodes_of_files(gpus: Any, where: Mapping[str, Any], reads: Mapping[str, Read]) -> dict[str, Any]:
+def nodes_of_files(gpus: Any, where: Mapping[str, Any], reads: Mapping[str, FileReading]) -> dict[str, Any]:
     """The cluster's words with the GPUs of a node that files say, where they start as many processes as
     there are cards, and nobody else says how the cards are divided over nodes.
     """
@@ -157,7 +157,7 @@ def nodes_of_files(gpus: Any, where: Mapping[str, Any], reads: Mapping[str, Read
 
 
 def account_on_own_cards(
-    reads: Mapping[str, Read], job: AccountedJob, own: str, said: Mapping[str, Any]
+    reads: Mapping[str, FileReading], job: AccountedJob, own: str, said: Mapping[str, Any]
 ) -> AccountedJob:
     """The job on as many cards as its files are for, where it has no sheet on those that are named;
     ``own``: those cards.
@@ -172,7 +172,7 @@ def account_on_own_cards(
     return replace(again, whole=replace(again.whole, assumed=(told, *again.whole.assumed)))
 
 
-def _share_of_card(reads: Mapping[str, Read], answer: Answer, said: Mapping[str, Any]) -> float | None:
+def _share_of_card(reads: Mapping[str, FileReading], answer: Answer, said: Mapping[str, Any]) -> float | None:
     """The share of a card that its server takes, where files say one of what is free beside the weights."""
     free = next((share for read in reads.values() if (share := share_of_free(read.values))), None)
     budget = (answer.serving or {}).get("budget")
@@ -182,7 +182,7 @@ def _share_of_card(reads: Mapping[str, Read], answer: Answer, said: Mapping[str,
     return round(share_of_card(free, total, budget["requested_bytes"], int(budget["kv_cache"].value)), 4)
 
 
-def _fitted_length(reads: Mapping[str, Read], answer: Answer) -> int | None:
+def _fitted_length(reads: Mapping[str, FileReading], answer: Answer) -> int | None:
     """The longest sequence that is sure to have room, where the engine is to find it and the model's own has
     none; None elsewhere.
     """
@@ -349,7 +349,7 @@ def answer_with_less_room(ask: Mapping[str, Any], request: Mapping[str, Any], sp
         return None
 
 
-def length_taken(answer: Answer | None) -> dict[str, int]:
+def assumed_length(answer: Answer | None) -> dict[str, int]:
     """The length that the sheet took of several where nobody said one: what a change frees is told at the
     same.
     """

@@ -13,7 +13,7 @@ from typing import Any
 
 from memsheet.errors import InputError, input_error
 from memsheet.exchange import RENDER
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.inherited_yaml import INHERITS
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.plain_shell import plain_script
@@ -132,7 +132,7 @@ def _parents_within(folder: Path, root: Path | None) -> list[Path]:
 
 
 def adjacent_file_texts(
-    folders: Sequence[Path], texts: Mapping[str, str], reads: Mapping[str, Read]
+    folders: Sequence[Path], texts: Mapping[str, str], reads: Mapping[str, FileReading]
 ) -> dict[str, str]:
     """Texts of the files that others name and that lie beside them, in one of the job's folders or below it:
     nothing else is opened.
@@ -230,7 +230,7 @@ def with_inherited_trees(
 
 
 def defaults_beside(
-    folders: Sequence[Path], reads: Mapping[str, Read]
+    folders: Sequence[Path], reads: Mapping[str, FileReading]
 ) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Of programs that are started, by the name of what starts them, the defaults that a copy of the program
     in the same tree has, and where it has them; none of a file that stands on others.

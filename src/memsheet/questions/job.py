@@ -211,7 +211,7 @@ def resolve_job(
     Raises InputError with the problems of every role.
     """
     problems: list[Problem] = []
-    roles: dict[str, _Read] = {}
+    roles: dict[str, _ResolvedRole] = {}
     for role in written.roles:
         try:
             roles[role.name] = _read_role(role, cluster, known)
@@ -230,7 +230,7 @@ def resolve_job(
     return found, {name: one.resolved for name, one in roles.items()}
 
 
-class _Read:
+class _ResolvedRole:
     """A role with the request that its plan came of."""
 
     def __init__(
@@ -239,7 +239,7 @@ class _Read:
         self.role, self.resolved, self.request, self.cluster = role, resolved, request, cluster
 
 
-def _read_role(role: WrittenRole, cluster: Cluster | None, known: Mapping[str, ModelSpec]) -> _Read:
+def _read_role(role: WrittenRole, cluster: Cluster | None, known: Mapping[str, ModelSpec]) -> _ResolvedRole:
     task = str(role.plan["task"])
     model, request, _, told = parse_question(task, role.model, {"plan": dict(role.plan)})
     spec = with_draft_model(_model_of_role(model, task, request.get("engine"), known), request)
@@ -256,7 +256,7 @@ def _read_role(role: WrittenRole, cluster: Cluster | None, known: Mapping[str, M
     )  # fmt: skip
     if count % made.group:
         raise input_error("plan.mesh", made.group, f"cards of one copy do not divide {count}")
-    return _Read(made, resolved, request, part)
+    return _ResolvedRole(made, resolved, request, part)
 
 
 def _model_of_role(model: Any, task: str, engine: object, known: Mapping[str, ModelSpec]) -> ModelSpec:
@@ -286,7 +286,7 @@ def _resolve_role(
     return replace(found, assumed=(*assumed, *found.assumed))
 
 
-def _read_phase(phase: WrittenPhase, roles: Mapping[str, _Read]) -> Phase:
+def _read_phase(phase: WrittenPhase, roles: Mapping[str, _ResolvedRole]) -> Phase:
     active = roles.get(phase.active or "")
     changed = parse_question(active.role.plan.task, "", {"plan": dict(phase.plan)})[1] if active else {}
     changed = {key: value for key, value in changed.items() if key != "task" and key[0] != "@"}

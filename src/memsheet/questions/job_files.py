@@ -8,7 +8,7 @@ from typing import Any
 
 from memsheet.exchange import as_released
 from memsheet.exchange.joined_files import with_own_defaults, with_shipped_files, with_their_files
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.frozen import dataclass, replace
 from memsheet.questions.files_on_disk import (
     adjacent_file_texts,
@@ -37,7 +37,7 @@ class JobFiles:
     """The files of a job: their texts, what was read of them, and the plan among them."""
 
     texts: dict[str, str]
-    reads: dict[str, Read]
+    reads: dict[str, FileReading]
     document: Mapping[str, Any]
     not_read: tuple[str, ...]
     written: Mapping[str, tuple[str, str]]
@@ -93,7 +93,7 @@ def _started_script(name: str) -> str:
     return name.rpartition(": ")[2]
 
 
-def said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> dict[str, Any]:
+def engine_keys(reads: Mapping[str, FileReading], planned: Mapping[str, Any]) -> dict[str, Any]:
     """The engine and its sharding as the files say them, the plan among them: a word beside them means what
     it does there.
     """
@@ -104,14 +104,14 @@ def said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> dic
     return {key: value for one in said for key in ("engine", "zero") if (value := one.get(key)) is not None}
 
 
-def as_its_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> Read:
+def as_its_release(read: FileReading, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> FileReading:
     """The file as the engine's release has it: a flag's before the file's own, which is before the plan's
     beside it.
     """
     return as_released(read, told_release(read, flags, planned))
 
 
-def told_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
+def told_release(read: FileReading, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:
     """The release that is told of a file's engine, by the first of those three that tells one."""
     told: str | None = flags.get("engine_version") or read.request.get("engine_version")
     return told or planned.get("engine_version")

@@ -11,14 +11,14 @@ from memsheet.exchange.formats.trl import METHOD, is_guessed_method
 from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.formats.verl.strategies import foreign_engine, sequence_ranks
 from memsheet.exchange.shared.colocated_server import SHARE
-from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.exchange.shared.script_places import COLOCATED, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.factory_ppo import factory_ppo_document
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
 from memsheet.jobs.templates.openrlhf import openrlhf_job
-from memsheet.jobs.templates.planned import Held, Made, Sizes
+from memsheet.jobs.templates.planned import JobDraft, Sizes, TrainedBytes
 from memsheet.jobs.templates.preferences import (
     AXOLOTL,
     FACTORY,
@@ -54,7 +54,7 @@ from memsheet.jobs.templates.verl import (
     verl_document,
     with_machines_of,
 )
-from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.document import model_reference, plan_document
 from memsheet.plan.model import Attention
 from memsheet.plan.workload import Training
 from memsheet.sheet import Component, Instant
@@ -66,26 +66,28 @@ ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
 """A server on the same cards, and the loss of supervised fine-tuning."""
 
 
-def _roles_of_launch(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+def _roles_of_launch(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> JobDraft | None:
     values = with_machines_of(read.values, answer.cluster.per_node, answer.cluster.nodes) if answer.cluster else read.values  # fmt: skip
-    found = verl_document(values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer))
+    found = verl_document(
+        values, plan_document(answer.plan), model_reference(answer.model), _sizes_of(answer)
+    )
     if found is None:
         return None
     own, foreign = unsaid_longest(values), foreign_engine(values)
     over = (f"{foreign} says for itself what is divided and what leaves the cards",) if foreign else ()
     away = tuple(name for name, role in found["roles"].items() if role["plan"]["task"] == "train")
-    return Made(
+    return JobDraft(
         found, open_words(values), has_shorter_rows(values), over, elsewhere=away if foreign else (),
         unsaid_longest=own, accounted=exchanged_keys(values, _sizes_of(answer)), row_ranks=sequence_ranks(values) or 1,
     )  # fmt: skip
 
 
 def _of_launcher(
-    make: Callable[..., Made | None],
-) -> Callable[[Read, Answer, Mapping[str, Any]], Made | None]:
+    make: Callable[..., JobDraft | None],
+) -> Callable[[FileReading, Answer, Mapping[str, Any]], JobDraft | None]:
     """What makes the job of a launcher that says all of its models."""
     return lambda read, answer, _: make(
-        read.values, plan_document(answer.plan), asked_as(answer.model), _sizes_of(answer)
+        read.values, plan_document(answer.plan), model_reference(answer.model), _sizes_of(answer)
     )
 
 
@@ -105,7 +107,7 @@ def _sizes_of(answer: Answer) -> Sizes:
     )
 
 
-def _job_of_recipe(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+def _job_of_recipe(read: FileReading, answer: Answer, ask: Mapping[str, Any]) -> JobDraft | None:
     """Of TRL's YAML or flags."""
     made = _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
     if made is None or not is_guessed_method(read.values):
@@ -120,7 +122,7 @@ MAY_BE_ANOTHER = (
 )
 
 
-def _job_of_script(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+def _job_of_script(read: FileReading, answer: Answer, ask: Mapping[str, Any]) -> JobDraft | None:
     """Of a script that calls one of TRL's trainers; Unsloth puts losses of its own in their place."""
     if read.values.get(f"{SCRIPT}.unsloth") is True:
         return None
@@ -139,12 +141,12 @@ def _job_of_script(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made |
 
 
 def _job_of_method(
-    read: Read, method: str, values: Mapping[str, Any], answer: Answer, ask: Mapping[str, Any]
-) -> Made | None:
-    plan, model = plan_document(answer.plan), asked_as(answer.model)
+    read: FileReading, method: str, values: Mapping[str, Any], answer: Answer, ask: Mapping[str, Any]
+) -> JobDraft | None:
+    plan, model = plan_document(answer.plan), model_reference(answer.model)
     method = AS_GRPO.get(method, method)
     values = with_mode_of_release(values, str(ask.get("engine_version") or read.release or ""))
-    elements, sizes, said = _token_elements(answer), _sizes_of(answer), _said_length(answer)
+    elements, sizes, said = _token_elements(answer), _sizes_of(answer), _stated_length(answer)
     if method in STUDENTS:
         return student_document(method, {**values, "@seq_len": said}, plan, model, elements, sizes)
     if method in OF_METHODS:
@@ -152,10 +154,10 @@ def _job_of_method(
     if method in REGRESSED:
         return regressing_document({**values, "@seq_len": said}, plan, model, elements)
     if method in ASYNCHRONOUS:
-        own = {**values, "@seq_len": _said_length(answer)}
+        own = {**values, "@seq_len": _stated_length(answer)}
         return asynchronous_document(own, plan, model, answer.model.vocab)
     if method.lower() == OF_ANSWERS:
-        method, values = OF_ANSWERS, {**values, "@seq_len": _said_length(answer)}
+        method, values = OF_ANSWERS, {**values, "@seq_len": _stated_length(answer)}
     if method in ANSWERS_OF:
         teacher = next(
             (held for at in TEACHERS if isinstance(held := values.get(at), str) and held != UNSET), None
@@ -165,7 +167,7 @@ def _job_of_method(
         return online_document(method, values, plan, model)
     if method == "PPO":
         return ppo_document(
-            {**values, "@seq_len": _said_length(answer)},
+            {**values, "@seq_len": _stated_length(answer)},
             plan,
             model,
             answer.model.vocab,
@@ -182,13 +184,13 @@ def _token_elements(answer: Answer) -> int:
     return sum(count * int(kv_elements_per_token(mixer)) for _, mixer, count in layers)
 
 
-def _said_length(answer: Answer) -> int | None:
+def _stated_length(answer: Answer) -> int | None:
     """Tokens of a row, where somebody says how many."""
     job = answer.plan.workload
     return int(job.seq_len) if isinstance(job, Training) and job.seq_len and not answer.ladder else None
 
 
-def asked_machines(ask: Mapping[str, Any]) -> dict[str, Any]:
+def requested_nodes(ask: Mapping[str, Any]) -> dict[str, Any]:
     return {key: ask.get(key) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster")}
 
 
@@ -202,8 +204,8 @@ REGRESSED = ("A2PO", "A*-PO")
 
 
 def _job_of_preferences(
-    program: str, read: Read, answer: Answer, *, fused: bool = False, given: Any = None
-) -> Made | None:
+    program: str, read: FileReading, answer: Answer, *, fused: bool = False, given: Any = None
+) -> JobDraft | None:
     """A method of pairs or of marked answers. ``given``: what a script gives the trainer as reference."""
     method = read.form.preferences(read.values)
     if method is None or method.scored:
@@ -213,14 +215,14 @@ def _job_of_preferences(
         program,
         method,
         plan_document(answer.plan),
-        asked_as(answer.model),
+        model_reference(answer.model),
         fused=fused,
         widened_bytes=widened,
     )
     if made is None:
         return None
     words = "a reference of its own may stand beside adapters: what the trainer is given is not told"
-    return Made(made, (words,) if given is not None and answer.plan.adapter is not None else ())
+    return JobDraft(made, (words,) if given is not None and answer.plan.adapter is not None else ())
 
 
 def _widened_bytes(answer: Answer) -> int:
@@ -241,7 +243,7 @@ OF_VLLM = {
 }  # fmt: skip
 
 
-def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+def _job_of_axolotl(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> JobDraft | None:
     """Of pairs, or of TRL's GRPO, whose words stand in groups of their own (axolotl-ai-cloud/axolotl 067b021
     src/axolotl/core/trainers/grpo/__init__.py:60-110).
     """
@@ -257,19 +259,19 @@ def _job_of_axolotl(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | 
             if (held := read.values.get(f"{GROUP_OF_VLLM}{at}")) is not None
         }
         own |= {
-            "@seq_len": _said_length(answer),
+            "@seq_len": _stated_length(answer),
             "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps"),
         }
         plan = plan_document(answer.plan)
         elements, sizes = _token_elements(answer), _sizes_of(answer)
-        made = generating_document("GRPO", own, plan, asked_as(answer.model), elements, sizes)
+        made = generating_document("GRPO", own, plan, model_reference(answer.model), elements, sizes)
         return made and made._replace(document={**made.document, "name": OF_AXOLOTL})
     return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
 
 
-def _job_of_factory(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+def _job_of_factory(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> JobDraft | None:
     if read.values.get("stage") == "ppo":
-        plan, model = plan_document(answer.plan), asked_as(answer.model)
+        plan, model = plan_document(answer.plan), model_reference(answer.model)
         return factory_ppo_document(read.values, plan, model, _token_elements(answer))
     return _job_of_preferences(FACTORY, read, answer)
 
@@ -280,11 +282,11 @@ SWIFT_STEP = 16
 """Sequences of a step that it fills up where nothing is said (swift/trainers/arguments.py)."""
 
 
-def _job_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | None:
+def _job_of_swift(read: FileReading, answer: Answer, ask: Mapping[str, Any]) -> JobDraft | None:
     """Of ms-swift's ``swift rlhf``; nothing of a fine-tuning."""
     plan, model, method = (
         plan_document(answer.plan),
-        asked_as(answer.model),
+        model_reference(answer.model),
         read.values.get("rlhf_type", "dpo"),
     )
     if read.values.get(OF_SWIFT) != "rlhf":
@@ -296,40 +298,51 @@ def _job_of_swift(read: Read, answer: Answer, ask: Mapping[str, Any]) -> Made | 
         return _job_of_preferences(SWIFT, read, answer)
     return make(
         read.values, plan, model, _sizes_of(answer), _held_by(answer), token_elements=_token_elements(answer),
-        length=_said_length(answer),
+        length=_stated_length(answer),
     )  # fmt: skip
 
 
-def _job_of_swift_megatron(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
-    plan, model, said = plan_document(answer.plan), asked_as(answer.model), _said_length(answer) is not None
+def _job_of_swift_megatron(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> JobDraft | None:
+    plan, model, said = (
+        plan_document(answer.plan),
+        model_reference(answer.model),
+        _stated_length(answer) is not None,
+    )
     return swift_megatron_job(read.values, plan, model, _sizes_of(answer), _held_by(answer), said=said)
 
 
-def _ppo_of_swift(read: Read, answer: Answer, _: Mapping[str, Any]) -> Made | None:
+def _ppo_of_swift(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> JobDraft | None:
     """TRL's own trainer, with adapters on its critic, too (modelscope/ms-swift 3602360
     swift/pipelines/train/rlhf.py:112, swift/rlhf_trainers/ppo_trainer.py).
     """
     plan, rows = plan_document(answer.plan), int(answer.plan.training.microbatch)
     filled = -(-SWIFT_STEP // (rows * int(answer.plan.mesh.data_parallel)))
     own = {
-        **read.values, "@seq_len": _said_length(answer), "response_length": answer_tokens(read.values),
+        **read.values, "@seq_len": _stated_length(answer), "response_length": answer_tokens(read.values),
         "gradient_accumulation_steps": read.values.get("gradient_accumulation_steps") or max(1, filled),
     }  # fmt: skip
     made = ppo_document(
-        own, plan, asked_as(answer.model), answer.model.vocab, _token_elements(answer), adapted_critic=True
+        own,
+        plan,
+        model_reference(answer.model),
+        answer.model.vocab,
+        _token_elements(answer),
+        adapted_critic=True,
     )
     return made and made._replace(accounted=frozenset({"reward_model", "ref_model"}))
 
 
-def _held_by(answer: Answer) -> Held:
+def _held_by(answer: Answer) -> TrainedBytes:
     """What the model that trains holds between its steps."""
     sheet = worst_sheet(answer.sheets)
     rests = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS)
     held = [int(sheet.of(one, instant=Instant.LOAD).value) for one in rests]
-    return Held(held[0], held[1], held[2], int(answer.plan.precision.compute.nbytes(answer.parameters)))
+    return TrainedBytes(
+        held[0], held[1], held[2], int(answer.plan.precision.compute.nbytes(answer.parameters))
+    )
 
 
-MAKERS: Mapping[str, tuple[str, Callable[[Read, Answer, Mapping[str, Any]], Made | None]]] = {
+MAKERS: Mapping[str, tuple[str, Callable[[FileReading, Answer, Mapping[str, Any]], JobDraft | None]]] = {
     VERL: (ROLES, _roles_of_launch), TRL: (METHOD, _job_of_recipe), SCRIPTS: (f"{SCRIPT}.{METHOD}", _job_of_script),
     AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
     SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)), PRIME_RL: (ROLES, _of_launcher(prime_rl_job)),

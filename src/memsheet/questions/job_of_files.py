@@ -10,7 +10,7 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.errors import InputError
-from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.shared.file_format import FileReading, Moved
 from memsheet.frozen import NamedTuple, replace
 from memsheet.jobs.shorter import (
     MOST_HALVES,
@@ -22,7 +22,7 @@ from memsheet.jobs.shorter import (
 )
 from memsheet.jobs.templates.generation import is_own_generation
 from memsheet.plan.device import Cluster
-from memsheet.plan.document import asked_as
+from memsheet.plan.document import model_reference
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.job import WITH_OUTPUT, answer_job
 from memsheet.questions.job_makers import (
@@ -35,7 +35,7 @@ from memsheet.questions.job_makers import (
     ROLL,
     SLIME,
     VERL,
-    asked_machines,
+    requested_nodes,
 )
 from memsheet.questions.length_doubts import of_rows
 from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
@@ -55,7 +55,7 @@ class JobOfFiles(NamedTuple):
 
     answer: Answer
     open_words: tuple[str, ...]
-    reads: Mapping[str, Read]
+    reads: Mapping[str, FileReading]
     where: Mapping[str, Any]
     shorter_rows: bool = False
     over_words: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ def _tuned_length_words(document: Mapping[str, Any], whole: Answer) -> tuple[str
     """What is told of a server that takes its model's own length, where that is one nobody says of a tuned
     model, and its pool is too small for one such sequence.
     """
-    own = asked_as(whole.model)
+    own = model_reference(whole.model)
     takes = any(
         role["plan"].get("task") == "infer"
         and role["model"] == own
@@ -206,7 +206,7 @@ def _is_cache_of(roles: tuple[str, ...], item: Item) -> bool:
 
 
 def job_of_files(
-    reads: Mapping[str, Read], answer: Answer | None, ask: Mapping[str, Any]
+    reads: Mapping[str, FileReading], answer: Answer | None, ask: Mapping[str, Any]
 ) -> JobOfFiles | None:
     """The job that one of the files is of; None where none is, or where a role of it is not accounted.
     ``answer``: of what trains, ``ask``: the machines.
@@ -219,9 +219,9 @@ def job_of_files(
     made = make(read, answer, ask)
     if made is None:
         return None
-    document, taken = _with_known_models(made.document, asked_as(answer.model))
+    document, taken = _with_known_models(made.document, model_reference(answer.model))
     where = _where_placed(document, ask, answer.cluster)
-    known_models = {asked_as(answer.model): answer.model}
+    known_models = {model_reference(answer.model): answer.model}
     found_answer = _answer_or_plainer(document, where, known_models)
     if found_answer is None:
         return None
@@ -317,7 +317,7 @@ def _leaves_out(roles: dict[str, Any], field: str) -> bool:
 
 def _where_placed(document: Mapping[str, Any], ask: Mapping[str, Any], cluster: Cluster) -> dict[str, Any]:
     """The machines, with as many cards as the roles have places on, where they have their own."""
-    where = asked_machines(ask)
+    where = requested_nodes(ask)
     places = document.get("placement", {}).values()
     count = max((first + many for first, many in places), default=0)
     if count and where["cluster"] is None and count != cluster.count:
@@ -346,13 +346,13 @@ def _with_known_models(document: Mapping[str, Any], main: str) -> tuple[dict[str
     return {**document, "roles": roles}, tuple(words)
 
 
-def _key_of_job(read: Read) -> bool:
+def _key_of_job(read: FileReading) -> bool:
     """Whether a file says that several models share the cards, of a program whose job is known."""
     made = MAKERS.get(read.form.name)
     return made is not None and any(at == made[0] for at, _ in read.unmodelled)
 
 
-def _moves_beside(read: Read) -> Callable[[Any, Any], Iterator[Moved]] | None:
+def _moves_beside(read: FileReading) -> Callable[[Any, Any], Iterator[Moved]] | None:
     """What a file moves beside a model that trains, less what the job accounts."""
     own = read.form.moves
     if own is None or read.form.name in LAUNCHERS:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer, Result
-from memsheet.exchange.mistakes import Case, Found, Rule, find_mistakes
-from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.mistakes import Case, FoundMistake, Rule, find_mistakes
+from memsheet.exchange.shared.file_format import FileReading, Moved
 from memsheet.exchange.verdict_doubts import (
     Doubt,
     both_doubts,
@@ -39,7 +39,7 @@ from memsheet.questions.file_answers import (
     answer_in_host_memory,
     answer_with_changes,
     answer_with_less_room,
-    length_taken,
+    assumed_length,
     memoize_answers,
 )
 from memsheet.questions.job_files import JobFiles
@@ -74,7 +74,7 @@ def judge_job(
 ) -> Checked:
     """The sheet with what the files say beyond it, and their mistakes."""
     answer, whole, reads = job.answer, job.whole, files.reads
-    at_length = {**whole.request, **length_taken(answer)}
+    at_length = {**whole.request, **assumed_length(answer)}
     case = Case(
         reads=reads,
         texts=files.texts,
@@ -138,10 +138,10 @@ def _in_words_of_files(
     fix, where = verdict.cheapest_fix, {key: job.ask[key] for key in MACHINES}
     after = case.ask(changed_values(fix))
 
-    def account(reads: Mapping[str, Read]) -> Answer | None:
+    def account(reads: Mapping[str, FileReading]) -> Answer | None:
         whole, gpus = join_on_cards(reads, {}, flags, job.ask["gpus"], where)
         return answer_with_changes(
-            {**job.ask, "gpus": gpus}, {**whole.request, **length_taken(job.answer)}, {}
+            {**job.ask, "gpus": gpus}, {**whole.request, **assumed_length(job.answer)}, {}
         )
 
     keys = cure_in_files(files.reads, job.answer, after, account) if after else ()
@@ -161,9 +161,9 @@ def _judged_answer(
 def _checked_job(
     files: JobFiles,
     job: AccountedJob,
-    reads: Mapping[str, Read],
+    reads: Mapping[str, FileReading],
     answer: Answer | None,
-    mistakes: tuple[tuple[Rule, Found], ...],
+    mistakes: tuple[tuple[Rule, FoundMistake], ...],
     moved: tuple[Moved, ...],
     doubt: Doubt,
 ) -> Checked:
@@ -187,7 +187,7 @@ def _checked_job(
     )
 
 
-def _reasons_beside(job: AccountedJob, mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[str, ...]:
+def _reasons_beside(job: AccountedJob, mistakes: tuple[tuple[Rule, FoundMistake], ...]) -> tuple[str, ...]:
     """Why there is no sheet, less what stands above it as what the engine stops at."""
     stops = any(found.stops for _, found in mistakes)
     told = [problem.reason for problem in job.refused if stops]
@@ -199,7 +199,7 @@ def _judge_several(
     job: AccountedJob,
     flags: Mapping[str, Any],
     case: Case,
-    mistakes: tuple[tuple[Rule, Found], ...],
+    mistakes: tuple[tuple[Rule, FoundMistake], ...],
     found: JobOfFiles,
 ) -> Checked:
     """The sheet of all models of a job, with what stays open of it and of its files."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from memsheet.errors import InputError
 from memsheet.exchange.joined_files import preferences_in
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.script_places import LABELS, LABELS_PLACE
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
@@ -29,8 +29,8 @@ examples/pytorch/{text-classification,token-classification,question-answering,mu
 
 
 def with_labels_head(
-    name: str | ModelSpec | None, reads: Mapping[str, Read]
-) -> tuple[str | ModelSpec | None, dict[str, Read]]:
+    name: str | ModelSpec | None, reads: Mapping[str, FileReading]
+) -> tuple[str | ModelSpec | None, dict[str, FileReading]]:
     """The model with the head that the files load it with, and the files without what they say of it; both
     as they are where nobody accounts that head on that model.
     """
@@ -57,7 +57,7 @@ and one value a row (huggingface/trl f2cd577 trl/trainer/reward_trainer.py:739-7
 """
 
 
-def _without_method(read: Read) -> Read:
+def _without_method(read: FileReading) -> FileReading:
     read = _without_labels(read)
     return replace(read, unmodelled=tuple(one for one in read.unmodelled if one[0] not in SAYS_METHOD))
 
@@ -82,13 +82,13 @@ def without_vocabulary(model: ModelSpec | None, why: str) -> ModelSpec | None:
     return replace(model, head=Head(kind="none", width=model.head.width), source=source)
 
 
-def _lacks_heads(reads: Mapping[str, Read]) -> bool:
+def _lacks_heads(reads: Mapping[str, FileReading]) -> bool:
     """Whether an engine runs it under which such heads were not compared."""
     named = {str(held) for read in reads.values() if (held := read.request.get("engine"))}
     return not all(engine.trains_other_heads for one in named if (engine := find_engine(one)) is not None)
 
 
-def _head_of_labels(at: str, read: Read) -> str | None:
+def _head_of_labels(at: str, read: FileReading) -> str | None:
     """What a file that is read as ``at`` puts on the model, by its text or as an example of the library's."""
     if head := TASKS.get(str(read.values.get(TASK))):
         return head
@@ -120,6 +120,6 @@ def _read_with_head(name: str, head: str) -> ModelSpec | None:
     return replace(model, source=replace(model.source, notes=(*model.source.notes, note))) if held else None
 
 
-def _without_labels(read: Read) -> Read:
+def _without_labels(read: FileReading) -> FileReading:
     told = ((at, value) for at, value in read.unmodelled if at not in (LABELS_PLACE, TASK))
     return replace(read, unmodelled=tuple(told))

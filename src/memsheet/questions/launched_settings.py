@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.errors import InputError
 from memsheet.exchange import RENDER, find_format, flatten_tree
-from memsheet.exchange.shared.file_format import Read, read_format_values
+from memsheet.exchange.shared.file_format import FileReading, read_format_values
 from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.frozen import replace
 from memsheet.guard import parse_json
@@ -103,14 +103,14 @@ def _is_recognised(format_name: str, text: str) -> bool:
         return False
 
 
-def with_named_settings(folders: Sequence[Path], reads: Mapping[str, Read]) -> dict[str, Read]:
+def with_named_settings(folders: Sequence[Path], reads: Mapping[str, FileReading]) -> dict[str, FileReading]:
     """Reads with the keys of files that they name in the place of a group of keys (``--fsdp_config
     fsdp.json``), and that lie in the job's folders; others are left as what nobody read.
     """
     return {name: _with_settings_of(read, folders) for name, read in reads.items()}
 
 
-def _with_settings_of(read: Read, folders: Sequence[Path]) -> Read:
+def _with_settings_of(read: FileReading, folders: Sequence[Path]) -> FileReading:
     for at, held in _named_groups(read):
         group = _group_of_text(held) if held.lstrip().startswith("{") else settings_in(held, folders)
         if not group:
@@ -128,7 +128,7 @@ def _with_settings_of(read: Read, folders: Sequence[Path]) -> Read:
     return read
 
 
-def _named_groups(read: Read) -> Iterator[tuple[str, str]]:
+def _named_groups(read: FileReading) -> Iterator[tuple[str, str]]:
     held = ((at, read.values.get(at)) for at in read.form.inlines)
     return ((at, value) for at, value in held if isinstance(value, str) and value)
 

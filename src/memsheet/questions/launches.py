@@ -12,7 +12,7 @@ from typing import Any
 
 from memsheet.errors import InputError, input_error
 from memsheet.exchange.servers import servers_in_text
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.named_server import MOST_SERVERS
 from memsheet.exchange.shared.plain_shell import plain_scripts
 from memsheet.exchange.shared.script_places import NOTEBOOK
@@ -128,10 +128,10 @@ def started_servers(files: tuple[str, ...], as_run: Callable[[str], str] | None 
     names = tuple(one.name for one in found) if len(found) > 1 else ()
     if names or not is_shell(path.name):
         return names
-    return _rounds_of_loops(path.name, text) or (() if found else _trainings_apart(path.name, text))
+    return _rounds_of_loops(path.name, text) or (() if found else _separate_trainings(path.name, text))
 
 
-def _trainings_apart(name: str, text: str) -> tuple[str, ...]:
+def _separate_trainings(name: str, text: str) -> tuple[str, ...]:
     """The trainings that a script starts one after another, where they are several and differ."""
     try:
         return several_trainings(name, shell_as_plain(name, text).text)
@@ -280,7 +280,7 @@ def is_candidate(suffix: str, text: str) -> bool:
     return bool(words) or "zero_stage" in text or "distributed_type" in text
 
 
-def _recognised(path: Path, text: str) -> Mapping[str, Read]:
+def _recognised(path: Path, text: str) -> Mapping[str, FileReading]:
     """What a file is read as; nothing where it is none that is known."""
     try:
         script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else text

@@ -8,14 +8,14 @@ from typing import Any
 from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.catalog.stated_bases import OTHER_LENGTH
 from memsheet.exchange.mistakes import Case
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.verdict_doubts import Doubt
 from memsheet.plan.sequence_length import derived_max_length
 from memsheet.plan.workload import Training
 from memsheet.sheet import STATES, Component, Instant, Item
 
 
-def unsaid_length(reads: Mapping[str, Read], answer: Answer) -> str:
+def unsaid_length(reads: Mapping[str, FileReading], answer: Answer) -> str:
     """That a server takes the model's own length, and of a tuned one nobody says it; empty where the files
     say a length, and where that of its base, which few go beyond, fits.
     """

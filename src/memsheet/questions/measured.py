@@ -194,7 +194,7 @@ def _measured_facts(run: Traced, sheet: Sheet) -> dict[str, Any]:
     }
 
 
-def asked_of(how: Options) -> dict[str, Any]:
+def recorded_options(how: Options) -> dict[str, Any]:
     """The part of the options that a record repeats."""
     return {
         "device": how.device,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import InputError
 from memsheet.exchange import as_stored
-from memsheet.exchange.shared.file_format import AUTO, Read, runs_alone
+from memsheet.exchange.shared.file_format import AUTO, FileReading, runs_alone
 from memsheet.exchange.shared.script_places import UNSAID
 from memsheet.exchange.shared.serve_script import PRINTED, UNTOLD, unset_variables
 from memsheet.exchange.verdict_doubts import stand_in
@@ -32,7 +32,7 @@ MOST_PARTS = 6
 IN_WORDS = {PRINTED: "what a command prints", UNTOLD: "what the text does not tell"}
 
 
-def named_model(reads: Mapping[str, Read]) -> str | None:
+def named_model(reads: Mapping[str, FileReading]) -> str | None:
     """The model that a server's command names, where it is a bundled one or surely a copy of one, in whatever
     form it is stored; of one that is trained, the one that it is of as far as its name tells. No path in a
     stranger's file is opened, and no hub is asked.
@@ -41,7 +41,7 @@ def named_model(reads: Mapping[str, Read]) -> str | None:
     return named if named and is_surely_bundled(named) else likely_trained(reads)
 
 
-def likely_trained(reads: Mapping[str, Read]) -> str | None:
+def likely_trained(reads: Mapping[str, FileReading]) -> str | None:
     """The bundled model that a trained one's name, or a part of its path, is of, whoever published it."""
     named, *parts = _unsure_name_parts(reads, "train") or ("",)
     whole = next(
@@ -64,7 +64,7 @@ def _whole_names(parts: Sequence[str]) -> Iterator[str]:
         sized = sized or says_size
 
 
-def _unsure_name_parts(reads: Mapping[str, Read], task: str) -> list[str]:
+def _unsure_name_parts(reads: Mapping[str, FileReading], task: str) -> list[str]:
     """The name of the model of a job of that task and the parts of its path, the last first; none where it is
     surely a bundled one.
     """
@@ -91,7 +91,7 @@ def likely_of_path(parts: Sequence[str]) -> str | None:
     return told.pop() if len(told) == 1 else None
 
 
-def described_model(reads: Mapping[str, Read]) -> tuple[ModelSpec | None, tuple[str, ...]]:
+def described_model(reads: Mapping[str, FileReading]) -> tuple[ModelSpec | None, tuple[str, ...]]:
     """The model that a file's own sizes describe, where one does; and what is wrong with them."""
     sizes = next((held for read in reads.values() if (held := read.form.model(read.values))), None)
     try:
@@ -120,7 +120,7 @@ class LikelyModel(NamedTuple):
     spec: ModelSpec
 
 
-def likely_served(reads: Mapping[str, Read]) -> LikelyModel | None:
+def likely_served(reads: Mapping[str, FileReading]) -> LikelyModel | None:
     """The bundled model that a served one's name, or a part of its path, is of, whoever published it."""
     found = _unsure_name_parts(reads, "infer")
     names = (*found[:1], *_whole_names(found[1:]))
@@ -149,7 +149,7 @@ def _likely_spec(served: str) -> LikelyModel | None:
     return LikelyModel(str(entry.get("copy_of", entry["name"])), spec)
 
 
-def sized_stand_in(reads: Mapping[str, Read]) -> SizedModel | None:
+def sized_stand_in(reads: Mapping[str, FileReading]) -> SizedModel | None:
     """The plain model that stands in for the one that files name, where nothing is known of it but the size
     that its name says.
     """
@@ -164,7 +164,7 @@ def sized_stand_in(reads: Mapping[str, Read]) -> SizedModel | None:
     return sized_model(served, stored=serves) if served and unknown else None
 
 
-def is_guessed_model(reads: Mapping[str, Read], model: Any) -> bool:
+def is_guessed_model(reads: Mapping[str, FileReading], model: Any) -> bool:
     """Whether a job's model is what the name that its files say is likely of, and no more of it is known."""
     served = served_model(reads)
     if not served or is_surely_bundled(served) or described_model(reads)[0] is not None:
@@ -183,7 +183,7 @@ def is_surely_bundled(name: str) -> bool:
     return found is not None and bool(found.get("sure", True))
 
 
-def model_of_files(reads: Mapping[str, Read]) -> tuple[str | ModelSpec | None, tuple[str, ...]]:
+def model_of_files(reads: Mapping[str, FileReading]) -> tuple[str | ModelSpec | None, tuple[str, ...]]:
     """The model that files name, else the one that they describe; and why it cannot be accounted, where it
     cannot.
     """
@@ -203,7 +203,7 @@ def model_of_files(reads: Mapping[str, Read]) -> tuple[str | ModelSpec | None, t
     return name, ()
 
 
-def bundled_draft(read: Read) -> Read:
+def bundled_draft(read: FileReading) -> FileReading:
     """The file with who drafts by the bundled name, where it is one of those."""
     from memsheet.catalog import find_model
 
@@ -229,7 +229,7 @@ def likely_name(served: str) -> str | None:
     return found.name if found else None
 
 
-def strange_draft(reads: Mapping[str, Read], told: Mapping[str, Any]) -> str:
+def strange_draft(reads: Mapping[str, FileReading], told: Mapping[str, Any]) -> str:
     """What the sheet is without: a stranger's file names who drafts by a path or a hub's name, which nobody
     looks up for it; empty where it names none.
     """
@@ -245,7 +245,7 @@ def strange_draft(reads: Mapping[str, Read], told: Mapping[str, Any]) -> str:
     )
 
 
-def served_model(reads: Mapping[str, Read]) -> str | None:
+def served_model(reads: Mapping[str, FileReading]) -> str | None:
     named = (str(read.request["@model"]) for read in reads.values() if read.request.get("@model"))
     return next((without_cache_path(name) for name in named if name != EMPTY), None)
 
@@ -258,14 +258,14 @@ def without_cache_path(name: str) -> str:
     return f"{found[1]}/{found[2]}" if found else name
 
 
-def names_no_model(read: Read) -> bool:
+def names_no_model(read: FileReading) -> bool:
     """Whether a file is of a kind that configures a job whose model another file names."""
     form = read.form
     plain = form.kind in ("json", "yaml") and form.along is runs_alone
     return plain and all(row.says != "@model" for row in form.keys) and "@model" not in read.request
 
 
-def unnamed_words(reads: Mapping[str, Read]) -> str:
+def unnamed_words(reads: Mapping[str, FileReading]) -> str:
     served = served_model(reads)
     if not served:
         return "no model is named: --model"
@@ -278,7 +278,7 @@ def unnamed_words(reads: Mapping[str, Read]) -> str:
     )
 
 
-def stored_dtype(read: Read, name: str | ModelSpec | None) -> Read:
+def stored_dtype(read: FileReading, name: str | ModelSpec | None) -> FileReading:
     """The file with the dtype that the model's checkpoint has, where it takes that."""
     model = model_of(name) if read.values.get(read.form.stored) in (AUTO, UNSAID) else None
     known = model is not None and (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.file_format import UNSET, Read, Together
+from memsheet.exchange.shared.file_format import UNSET, FileReading, Together
 from memsheet.frozen import replace
 from memsheet.resolve.mesh import mesh_product
 
 DEGREES = ("mesh.tp", "mesh.pp", "mesh.dp_replicate", "mesh.attn_dp", "mesh.ep")
 
 
-def open_degrees(reads: Mapping[str, Read], said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def open_degrees(reads: Mapping[str, FileReading], said: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Places of files that leave a degree open, and its key, less those that are ``said`` beside them."""
     for read in reads.values():
         for row in read.form.keys:

@@ -113,7 +113,7 @@ def plan_serving(
     bits too. The other arguments are those of ``infer``, and what is given is pinned. Raises InputError with
     every problem of the question.
     """
-    from memsheet.search.serve.question import asked_serving
+    from memsheet.search.serve.question import read_serving_question
 
     name, request, cluster, where = parse_question("infer", model, dict(options))
     if where["parameters"] is not None:
@@ -136,7 +136,7 @@ def plan_serving(
             "leave it out; `memsheet infer` tells what drafting takes",
         )
     spec = read_named_model(name, "infer")
-    return asked_serving(
+    return read_serving_question(
         spec,
         cluster,
         request,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.script_places import SCRIPT
 from memsheet.exchange.shared.sentence_script import TRAINS_STATES
 from memsheet.exchange.shared.stand_in_server import WHOLE_TEXTS
@@ -27,8 +27,8 @@ v0.11.0 :190).
 
 
 def without_output(
-    name: str | ModelSpec | None, reads: Mapping[str, Read]
-) -> tuple[str | ModelSpec | None, dict[str, Read]]:
+    name: str | ModelSpec | None, reads: Mapping[str, FileReading]
+) -> tuple[str | ModelSpec | None, dict[str, FileReading]]:
     """The model without what makes logits where the files' server pools it, and the files without the flags
     that say so; both as they are of any other.
     """
@@ -51,18 +51,18 @@ def _with_states_alone(name: str | ModelSpec) -> str | ModelSpec:
     return states_alone(model, "as its script loads it") if model.head.kind == "causal_lm" else name
 
 
-def _looks_for_pooling(read: Read) -> bool:
+def _looks_for_pooling(read: FileReading) -> bool:
     return any(row.at == "--runner" for row in read.form.keys) or "--runner" in read.form.unmodelled
 
 
-def _keeps_pool(read: Read) -> bool:
+def _keeps_pool(read: FileReading) -> bool:
     return _looks_for_pooling(read) and any(read.values.get(at) in words for at, words in POOLS.items())
 
 
-def _is_open(read: Read) -> bool:
+def _is_open(read: FileReading) -> bool:
     """Whether no flag says what the server makes."""
     return _looks_for_pooling(read) and not any(read.values.get(at, "auto") != "auto" for at in POOLS)
 
 
-def _without_flags(read: Read) -> Read:
+def _without_flags(read: FileReading) -> FileReading:
     return replace(read, unmodelled=tuple((at, value) for at, value in read.unmodelled if at not in POOLS))

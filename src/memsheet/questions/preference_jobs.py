@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, worst_sheet
 from memsheet.exchange.joined_files import preferences_in
-from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.file_format import FileReading, Together
 from memsheet.exchange.verdict_doubts import Ask, Doubt, trainers_own_batch
 from memsheet.plan.workload import Training
 from memsheet.sheet import Component, Instant
@@ -27,7 +27,9 @@ trl/trainer/utils.py:507-510: of what is gathered, and of the log of a sum).
 FP32_BITS = 32
 
 
-def preference_doubt(reads: Mapping[str, Read], whole: Together, answer: Answer | None, ask: Ask) -> Doubt:
+def preference_doubt(
+    reads: Mapping[str, FileReading], whole: Together, answer: Answer | None, ask: Ask
+) -> Doubt:
     """The range of a sheet whose files train on preferences, nothing of any other. Its least is the sheet's
     own.
     """

@@ -23,7 +23,7 @@ from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.plan.overriding import without_overridden
 from memsheet.plan.values import option_problems
-from memsheet.plan.words import Asked, in_our_words, of_serving, sequences_at_once
+from memsheet.plan.words import ReadOptions, in_our_words, of_serving, sequences_at_once
 from memsheet.readers.hf_config import model_on_record, read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.units import parse_bytes
@@ -133,7 +133,7 @@ _SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_d
 
 def with_defaults(
     request: dict[str, Any],
-    asked: Asked,
+    asked: ReadOptions,
     searched: str = "",
     varied: Container[str] = (),
     beside: Mapping[str, Any] = MappingProxyType({}),

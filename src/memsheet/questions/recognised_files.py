@@ -13,7 +13,7 @@ from memsheet.errors import InputError, input_error
 from memsheet.exchange import NAMES, Parser, find_format, flatten_tree, read_text
 from memsheet.exchange.servers import REPEATED
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
@@ -72,14 +72,14 @@ def recognise_files(
     in_folder: Collection[str],
     server: str = "",
     scripts: Mapping[str, str] = NO_TEXTS,
-) -> tuple[dict[str, Read], tuple[str, ...]]:
+) -> tuple[dict[str, FileReading], tuple[str, ...]]:
     """Files read, and those of a folder that are nothing known, each with why; of a shell's script what it
     starts, too. ``server``: the one that is read of those that a file starts; ``scripts``: texts of those
     that lie beside, by name.
 
     Raises InputError where a file was named itself, or nothing is known.
     """
-    reads: dict[str, Read] = {}
+    reads: dict[str, FileReading] = {}
     left: list[str] = []
     flags: dict[str, Collection[str]] = {}
     texts = {name: unix_lines(text) for name, text in texts.items()}
@@ -99,7 +99,7 @@ def recognise_files(
             reads |= launcher
         asks = own is not None and name.endswith(NOTEBOOK) and own.request.get("task") == "infer"
         silent = not asks and (told or given or (own and not named))
-        said = text if shell else "" if silent else _told_command(name, text)
+        said = text if shell else "" if silent else _documented_command(name, text)
         further, unread = (
             _launched_files(name, said, own if shell else None, scripts)
             if said and not is_long_script(text)
@@ -142,7 +142,9 @@ def recognise_files(
     return _one_script(reads, in_folder, left), tuple(left)
 
 
-def _with_environment_defaults(own: Read, text: str, given: Mapping[str, Any] = NO_TEXTS) -> Read:
+def _with_environment_defaults(
+    own: FileReading, text: str, given: Mapping[str, Any] = NO_TEXTS
+) -> FileReading:
     """What a script says, with the defaults of variables of the environment that are among it told, but of
     those that are ``given``.
     """
@@ -157,7 +159,7 @@ def _with_environment_defaults(own: Read, text: str, given: Mapping[str, Any] = 
     return replace(own, assumed=(*own.assumed, *fresh)) if fresh else own
 
 
-def _trains_a_model(reads: Mapping[str, Read]) -> bool:
+def _trains_a_model(reads: Mapping[str, FileReading]) -> bool:
     """Whether a notebook's cells train: that is its job then, and what they ask later is not."""
     return any(read.request.get("task") == "train" and read.request.get("@model") for read in reads.values())
 
@@ -210,7 +212,9 @@ def several_trainings(name: str, text: str, scripts: Mapping[str, str] = NO_TEXT
     return tuple(told.values()) if len(told) > 1 else ()
 
 
-def _with_further_trainings(reads: Mapping[str, Read], trainings: Sequence[str]) -> dict[str, Read]:
+def _with_further_trainings(
+    reads: Mapping[str, FileReading], trainings: Sequence[str]
+) -> dict[str, FileReading]:
     """What was read of a script that starts several trainings: those that are not read keep any verdict from
     being sure.
     """
@@ -225,7 +229,7 @@ def _with_further_trainings(reads: Mapping[str, Read], trainings: Sequence[str])
     }
 
 
-def _with_remarks(reads: Mapping[str, Read], remarks: tuple[str, ...]) -> dict[str, Read]:
+def _with_remarks(reads: Mapping[str, FileReading], remarks: tuple[str, ...]) -> dict[str, FileReading]:
     """What was read of a script, the first of it with what was taken for granted."""
     first = next(iter(reads), None)
     return {
@@ -234,9 +238,9 @@ def _with_remarks(reads: Mapping[str, Read], remarks: tuple[str, ...]) -> dict[s
     }
 
 
-def _written_configurations(name: str, text: str) -> dict[str, Read]:
+def _written_configurations(name: str, text: str) -> dict[str, FileReading]:
     """Configurations that a shell's script writes itself, of kinds that a script is started with."""
-    found: dict[str, Read] = {}
+    found: dict[str, FileReading] = {}
     for file, body in written_files(text).items() if not is_long_script(text) else ():
         own, _ = _read_or_error(Path(file).name, body, "")
         trains = own is not None and own.form.name in KINDS.values() and own.request.get("task") == "train"
@@ -245,7 +249,7 @@ def _written_configurations(name: str, text: str) -> dict[str, Read]:
     return found
 
 
-def _with_inline_file(name: str, own: Read) -> dict[str, Read]:
+def _with_inline_file(name: str, own: FileReading) -> dict[str, FileReading]:
     """A training script, and apart from it the DeepSpeed configuration that it holds in place of a file."""
     if own.form.name == TRL and ACCELERATE_NAMED in own.values:
         return _with_launcher(name, own)
@@ -258,7 +262,7 @@ def _with_inline_file(name: str, own: Read) -> dict[str, Read]:
     return {name: script, f"{name}: {INLINE}": read_values(find_format(INLINE), held)}
 
 
-def _submitted_ranks(name: str, found: Mapping[str, Read], text: str) -> dict[str, Read]:
+def _submitted_ranks(name: str, found: Mapping[str, FileReading], text: str) -> dict[str, FileReading]:
     """What the header of a batch script asks for, and the tasks that its step starts, beside a training that
     says nothing of its ranks.
     """
@@ -275,7 +279,7 @@ SLURM, SUBMITTED = "slurm", "sbatch"
 ACCELERATE_NAMED = "accelerate_config"
 
 
-def _with_launcher(name: str, own: Read) -> dict[str, Read]:
+def _with_launcher(name: str, own: FileReading) -> dict[str, FileReading]:
     """A YAML of ``trl sft --config``, and apart from it accelerate's configuration that it names."""
     rest = dict(own.values)
     flags = accelerate_values(trl_launcher_flags(rest))
@@ -286,7 +290,7 @@ def _with_launcher(name: str, own: Read) -> dict[str, Read]:
     }
 
 
-def _told_command(name: str, text: str) -> str:
+def _documented_command(name: str, text: str) -> str:
     """The command that a Python script's own text says it is started by, that a notebook's cells give a
     shell, or that a job's YAML starts.
     """
@@ -300,12 +304,12 @@ def _told_command(name: str, text: str) -> str:
 
 
 def _as_described(
-    name: str, own: Read, text: str, scripts: Mapping[str, str]
-) -> tuple[Read, Mapping[str, Read]]:
+    name: str, own: FileReading, text: str, scripts: Mapping[str, str]
+) -> tuple[FileReading, Mapping[str, FileReading]]:
     """A script that names its model, started as its own text says: with the flags of the command, and what
     starts its processes apart from it.
     """
-    said = _told_command(name, text)
+    said = _documented_command(name, text)
     start = first_script_launch(said) if said and not is_long_script(text) else None
     if start is None or Path(start.script).name != Path(name).name:
         return own, {}
@@ -317,7 +321,7 @@ def _as_described(
     return replace(started, assumed=(*started.assumed, DESCRIBED)), launcher
 
 
-def _as_started(own: Read, text: str, given: Mapping[str, Any]) -> Read:
+def _as_started(own: FileReading, text: str, given: Mapping[str, Any]) -> FileReading:
     """A script's text with the flags that a command gives it in the place of its own defaults."""
     if own.form.started is None or (
         f"{SCRIPT}.reads" not in own.values and f"{LOOP}.reads" not in own.values
@@ -346,7 +350,7 @@ def _shell_given_flags(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]
     )
 
 
-def _flags_of(own: Read) -> Mapping[str, tuple[str, str, str]]:
+def _flags_of(own: FileReading) -> Mapping[str, tuple[str, str, str]]:
     """Flags of a training script whose values are its arguments', by their names: the argument, the flag as
     it is typed, and its line.
     """
@@ -358,7 +362,7 @@ def _flags_of(own: Read) -> Mapping[str, tuple[str, str, str]]:
     return {flag.lstrip("-").replace("-", "_"): (at, flag, line) for at, (flag, line) in told.items()}
 
 
-def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
+def _with_flags(own: FileReading, given: Mapping[str, Any]) -> FileReading:
     """A training script with the flags that a command gives it; what its own parser says of the others is an
     assumption.
     """
@@ -379,8 +383,8 @@ def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
 
 
 def _launched_files(
-    name: str, text: str, own: Read | None, scripts: Mapping[str, str]
-) -> tuple[Mapping[str, Read], tuple[str, ...]]:
+    name: str, text: str, own: FileReading | None, scripts: Mapping[str, str]
+) -> tuple[Mapping[str, FileReading], tuple[str, ...]]:
     """What a shell's script starts; one that asks for more than is spent on a file starts nothing that is
     known, and that is said.
     """
@@ -390,7 +394,7 @@ def _launched_files(
         return {}, (f"{name}: {error}",)
 
 
-def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, InputError | None]:
+def _read_or_error(name: str, text: str, server: str) -> tuple[FileReading | None, InputError | None]:
     """A file, or why it is none; a YAML with anchors, or a key that stands twice, as most tools' loader has
     it.
     """
@@ -410,7 +414,9 @@ def _read_or_error(name: str, text: str, server: str) -> tuple[Read | None, Inpu
     return replace(found, assumed=(*found.assumed, *told)), None
 
 
-def _one_script(reads: dict[str, Read], in_folder: Collection[str], left: list[str]) -> dict[str, Read]:
+def _one_script(
+    reads: dict[str, FileReading], in_folder: Collection[str], left: list[str]
+) -> dict[str, FileReading]:
     """Files read, without the training scripts of a folder where it has several: nobody knows which of them
     is meant.
     """
@@ -438,7 +444,7 @@ def of_folders(files: tuple[str, ...], texts: Mapping[str, str]) -> frozenset[st
     )
 
 
-def engine_default_places(read: Read) -> Iterator[str]:
+def engine_default_places(read: FileReading) -> Iterator[str]:
     """Places that nobody wrote: what the engine does by itself where the file does not say otherwise."""
     said = {at.split(".")[0] for at in read.values}
     return (at for at, _ in read.unmodelled if at not in read.values and at.split(".")[0] not in said)

@@ -52,7 +52,7 @@ def _whole_recording(config: Mapping[str, Any]) -> Recording:
     config = {key: value for key, value in config.items() if key not in NEVER_READ}
     name = config_key(config)
     if name not in _made:
-        _made[name] = _kept(name) or _described(config)
+        _made[name] = _cached_recording(name) or _described(config)
         _made[name] = replace(_made[name], make=partial(_make_run, config, name))
         _keep(name)
     return _made[name]
@@ -101,7 +101,7 @@ def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun | R
     return run
 
 
-def _kept(name: str) -> Recording | None:
+def _cached_recording(name: str) -> Recording | None:
     """A record of the user's cache; None where there is none that can be read."""
     document = read_kept(KIND, name)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from memsheet.budget import Result, budget_of
-from memsheet.exchange.mistakes import Found, Rule
+from memsheet.exchange.mistakes import FoundMistake, Rule
 from memsheet.exchange.mistakes.server_case import FLAGS
 from memsheet.frozen import replace
 from memsheet.report.shared.checked import Checked, Launch
@@ -117,7 +117,7 @@ def _with_group(one: Launch, numbers: tuple[str, ...], group: Sequence[Launch]) 
     told = " + ".join(f"{share:g} ({name})" for share, name in shares)
     name, read = next(iter(one.checked.reads.items()))
     flag = FLAGS.get(read.form.name, {}).get("fraction", "")
-    found = Found(
+    found = FoundMistake(
         where=f"{name}: {flag}",
         says=(
             f"{told} of GPU {', '.join(numbers)} is more than the card: the last to start finds too little "

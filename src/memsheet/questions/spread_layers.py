@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memsheet.budget import Answer, worst_sheet
-from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.shared.file_format import FileReading, Moved
 from memsheet.exchange.shared.script_defaults import LAUNCHED
 from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
 from memsheet.plan.dtypes import FP32
@@ -21,7 +21,7 @@ IN_TURN = "sequential"
 """The map that fills one card after the other; all others give each an even share."""
 
 
-def spreads_layers(reads: Mapping[str, Read], answer: Answer) -> bool:
+def spreads_layers(reads: Mapping[str, FileReading], answer: Answer) -> bool:
     """Whether one process spreads the layers of a training over the cards that it sees: a script that loads
     so, and that nothing starts more than once (transformers 5.23.0 trainer.py: is_model_parallel).
     """
@@ -33,7 +33,7 @@ def spreads_layers(reads: Mapping[str, Read], answer: Answer) -> bool:
     return loads and not started and cards > 1 and isinstance(answer.plan.workload, Training)
 
 
-def is_balanced(reads: Mapping[str, Read]) -> bool:
+def is_balanced(reads: Mapping[str, FileReading]) -> bool:
     """Whether the map is one that gives each card its share."""
     return any(read.values.get(PLACE) in BALANCED for read in reads.values())
 
@@ -60,7 +60,7 @@ def exchanged_bytes(sheet: Sheet) -> int:
     return max(int(sheet.of(Component.COMMUNICATION, instant=at).high) for at in sheet.instants)
 
 
-def spread_moves(reads: Mapping[str, Read], answer: Answer) -> tuple[Moved, ...]:
+def spread_moves(reads: Mapping[str, FileReading], answer: Answer) -> tuple[Moved, ...]:
     """What the fullest card has less than a whole copy: all but its share of the states, which is an even one
     with the room of 1.25 of the largest part beside it, and the part with which it is passed (accelerate
     1.15.0 utils/modeling.py, get_balanced_memory: buffer; infer_auto_device_map), and all buckets. What the

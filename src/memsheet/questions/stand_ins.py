@@ -202,11 +202,11 @@ def stood_in(problem: Problem, request: Request, said: Mapping[str, Any]) -> tup
         if changes is None or any(key in said for key in changes):
             continue
         kept = {key: held for key, held in {**request, **changes}.items() if held is not None}
-        return kept, f"{_told(changes)}: {problem.field} = {problem.value} {problem.reason}"
+        return kept, f"{_changes_text(changes)}: {problem.field} = {problem.value} {problem.reason}"
     return None
 
 
-def _told(changes: Request) -> str:
+def _changes_text(changes: Request) -> str:
     return f"the sheet is {', '.join(_words(changes))}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.questions.named_models import is_guessed_model, model_of
@@ -20,7 +20,9 @@ srt/arg_groups/choices.py:32).
 """
 
 
-def with_stated_bits(reads: Mapping[str, Read], name: str | ModelSpec | None) -> Mapping[str, Read]:
+def with_stated_bits(
+    reads: Mapping[str, FileReading], name: str | ModelSpec | None
+) -> Mapping[str, FileReading]:
     """The files with the format of weights that their commands state, where the model that stands in is
     stored whole.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.rotary_overrides import rotary_place
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
@@ -24,7 +24,7 @@ GOES_BEYOND = late_pattern(
 
 
 def with_stretched_positions(
-    named: str | ModelSpec | None, reads: Mapping[str, Read], texts: Mapping[str, str]
+    named: str | ModelSpec | None, reads: Mapping[str, FileReading], texts: Mapping[str, str]
 ) -> str | ModelSpec | None:
     """The model with as many positions as the length that its server is started with, where that is more and
     the command provides for it or the model's own are not known; else as it is named.
@@ -47,5 +47,5 @@ def with_stretched_positions(
     return replace(spec, max_positions=longest, scaled_positions=None)
 
 
-def _goes_beyond(read: Read, text: str) -> bool:
+def _goes_beyond(read: FileReading, text: str) -> bool:
     return any(read.values.get(at) for at in STRETCHES) or bool(GOES_BEYOND.search(text))

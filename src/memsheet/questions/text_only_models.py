@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.frozen import replace
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import version_of
@@ -18,8 +18,10 @@ PICTURES, SOUNDS = ("image", "video"), ("audio",)
 
 
 def without_unused_towers(
-    name: str | ModelSpec | None, reads: Mapping[str, Read], release_of: Callable[[Read], str | None]
-) -> tuple[str | ModelSpec | None, dict[str, Read]]:
+    name: str | ModelSpec | None,
+    reads: Mapping[str, FileReading],
+    release_of: Callable[[FileReading], str | None],
+) -> tuple[str | ModelSpec | None, dict[str, FileReading]]:
     """The model without the towers of what its server takes none of, and the files without the flags that say
     so; both as they are where a flag says something else, or the release keeps its towers. ``release_of``:
     the release that is told of a file's engine.
@@ -52,7 +54,7 @@ def without_unused_towers(
     return found, {**reads, at: replace(read, unmodelled=kept)}
 
 
-def _refused_inputs(read: Read) -> frozenset[str]:
+def _refused_inputs(read: FileReading) -> frozenset[str]:
     """Of pictures, videos and sounds those of which a prompt may have none."""
     if read.values.get(TEXT_ALONE) is True:
         return frozenset({*PICTURES, *SOUNDS})

@@ -19,7 +19,7 @@ def check_recorded_serving(gaps: RequestResolver, plan: Plan, engine: Engine, mo
     """
     kind = model.model_type
     if not engine.limits.library_modules:
-        _check_taken_over(gaps, plan, engine, model)
+        _check_inherited_limits(gaps, plan, engine, model)
     elif plan.mesh.gpus > 1:
         why = f"are more than the one device that {kind}'s own code is on record for"
         gaps.wrong("mesh", plan.mesh.gpus, why, "--gpus 1x…")
@@ -31,7 +31,7 @@ def check_recorded_serving(gaps: RequestResolver, plan: Plan, engine: Engine, mo
         gaps.wrong("speculative.method", plan.speculative.method, why, "leave it out")
 
 
-def _check_taken_over(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec) -> None:
+def _check_inherited_limits(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec) -> None:
     kind, mesh, code = model.model_type, plan.mesh, engine.serving.library_code
     if why := unserved_reason(engine, model):
         gaps.wrong("engine", engine.name, why, "--engine transformers, on one GPU")
@@ -48,7 +48,7 @@ def _check_taken_over(gaps: RequestResolver, plan: Plan, engine: Engine, model: 
         gaps.wrong(f"mesh.{field}", getattr(mesh, field), why, "--tp")
     own = model.recording.handing.architecture in code.own
     if mesh.tp > 1 and not own:
-        _check_ranks_taken_over(gaps, mesh.tp, code, model)
+        _check_inherited_ranks(gaps, mesh.tp, code, model)
     if plan.quantization is not None and plan.quantization.weights is MXFP4 and not own:
         why = f"is not taken where {engine.name} runs transformers' code, as it does {kind}'s"
         gaps.wrong("quantization.weights", "mxfp4", why, "another format")
@@ -57,7 +57,7 @@ def _check_taken_over(gaps: RequestResolver, plan: Plan, engine: Engine, model: 
         gaps.wrong("serving.adapters", int(plan.served_adapters.slots), why, "leave them out")
 
 
-def _check_ranks_taken_over(gaps: RequestResolver, tp: int, code: LibraryCode, model: ModelSpec) -> None:
+def _check_inherited_ranks(gaps: RequestResolver, tp: int, code: LibraryCode, model: ModelSpec) -> None:
     assert model.recording is not None
     handing = model.recording.handing
     if handing is not None and code.plan_words is not None and not handing.plan_words:

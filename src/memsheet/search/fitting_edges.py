@@ -48,12 +48,12 @@ def first_edge(trials: Trials) -> int | None:
         return _even_edges(trials).found
     for index in _probe_indices(trials, first):
         trials.at(index, replays=True)
-        if [after for _, after in _fitting_run_ends(trials, _sure_spare_bytes)[:1] if after is not None]:
+        if [after for _, after in _fitting_run_ends(trials, _certain_headroom)[:1] if after is not None]:
             break
-    if not _fitting_run_ends(trials, _sure_spare_bytes):
+    if not _fitting_run_ends(trials, _certain_headroom):
         return fitting_edges(trials).found
     while (
-        middle := _bracket_middle_index(trials, _fitting_run_ends(trials, _sure_spare_bytes)[:1])
+        middle := _bracket_middle_index(trials, _fitting_run_ends(trials, _certain_headroom)[:1])
     ) is not None:
         trials.at(middle, replays=True)
     return _known_edges(trials).found
@@ -62,7 +62,7 @@ def first_edge(trials: Trials) -> int | None:
 def _even_edges(trials: Trials) -> FittingEdges:
     """The edges where slack is a share of what is allocated, and the verdict changes once."""
     (found, beyond), (expected, _) = (
-        fitting_edge(trials, _sure_spare_bytes),
+        fitting_edge(trials, _certain_headroom),
         fitting_edge(trials, _expected_spare),
     )
     if found is not None and (expected is None or expected < found):
@@ -104,7 +104,7 @@ def _fitting_run_ends(trials: Trials, spare: Callable[[Tried], int]) -> list[tup
 
 def _verdict_brackets(trials: Trials) -> Iterator[tuple[int, int | None]]:
     """The changes that matter: of the verdict the first and the last, of the expected bytes the last."""
-    sure, likely = _fitting_run_ends(trials, _sure_spare_bytes), _fitting_run_ends(trials, _expected_spare)
+    sure, likely = _fitting_run_ends(trials, _certain_headroom), _fitting_run_ends(trials, _expected_spare)
     yield from (*sure[:1], *sure[-1:], *likely[-1:])
 
 
@@ -120,7 +120,7 @@ def _bracket_middle_index(trials: Trials, brackets: Iterable[tuple[int, int | No
 
 
 def _known_edges(trials: Trials) -> FittingEdges:
-    sure, likely = _fitting_run_ends(trials, _sure_spare_bytes), _fitting_run_ends(trials, _expected_spare)
+    sure, likely = _fitting_run_ends(trials, _certain_headroom), _fitting_run_ends(trials, _expected_spare)
     found, beyond = sure[0] if sure else (None, None)
     return FittingEdges(
         found=found,
@@ -130,7 +130,7 @@ def _known_edges(trials: Trials) -> FittingEdges:
     )
 
 
-def _sure_spare_bytes(tried: Tried) -> int:
+def _certain_headroom(tried: Tried) -> int:
     return tried.spare_bytes
 
 

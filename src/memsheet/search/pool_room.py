@@ -36,7 +36,7 @@ def pool_of(
         return None
     wanted = group_share(plan, wanted)
     facts = server_facts(model, plan, cluster, sheets)
-    tokens, full = tokens_asked(plan), int(plan.serving.max_model_len or 1)
+    tokens, full = requested_tokens(plan), int(plan.serving.max_model_len or 1)
     held = room_of(model, plan, cluster, facts, tokens)
     longest = max(
         1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp)
@@ -66,7 +66,7 @@ def group_share(plan: Plan, sequences: int) -> int:
     return -(-sequences // int(plan.mesh.attn_dp)) if engine_of(plan).serving.limits_all_groups else sequences
 
 
-def tokens_asked(plan: Plan) -> int:
+def requested_tokens(plan: Plan) -> int:
     """Of a sequence at its longest: its prompt and answer where both are told, else all that the server
     takes.
     """

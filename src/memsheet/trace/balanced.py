@@ -23,7 +23,7 @@ def even_shares(rows: int, ranks: int) -> list[int]:
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
-class _Read:
+class _KnownNumbers:
     """A tensor of numbers that are known."""
 
     def __init__(self, made: torch.Tensor, numbers: list[list[int]]) -> None:
@@ -44,8 +44,8 @@ class _Torch:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def stack(self, tensors: Sequence[torch.Tensor]) -> _Read:
-        return _Read(torch.stack(list(tensors)), self.numbers)
+    def stack(self, tensors: Sequence[torch.Tensor]) -> _KnownNumbers:
+        return _KnownNumbers(torch.stack(list(tensors)), self.numbers)
 
 
 def _tensor_parallel_rows(tokens: int, mesh: Any) -> int:

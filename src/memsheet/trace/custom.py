@@ -128,7 +128,7 @@ def unpack_build_result(made: Any) -> tuple[nn.Module | None, Any, Callable[[], 
     )
 
 
-class _Found:
+class _StepParts:
     """What a step turned out to use: its outermost modules and its optimizers."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -190,9 +190,9 @@ def _in_backward() -> bool:
 
 
 @contextmanager
-def follow_training_calls(recorder: Recorder) -> Iterator[_Found]:
+def follow_training_calls(recorder: Recorder) -> Iterator[_StepParts]:
     """Follow modules, backward passes and optimizers wherever they are called."""
-    found = _Found(recorder)
+    found = _StepParts(recorder)
     run = torch.autograd.graph._engine_run_backward
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:

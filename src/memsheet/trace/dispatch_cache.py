@@ -47,14 +47,14 @@ UNSEEN = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class OperandOutput:
     """An output that is an operand: its place."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class OwnOutput:
     """An output in memory of its own, or (``view_of``) in that of the operand of a place, ``offset`` elements
     behind where that begins.
     """
@@ -67,7 +67,7 @@ class Made:
     view_of: int | None
 
 
-Output = Given | Made | int | None
+Output = OperandOutput | OwnOutput | int | None
 """A number stands for itself, as None does: nothing is returned there."""
 
 
@@ -104,7 +104,7 @@ class CachedFakeMode(FakeTensorMode):
     ) -> Any:
         key = self._key(func, args, kwargs)
         if key is not None and (found := _seen.get(key)) is not None:
-            return self._found(found, args)
+            return self._outputs_again(found, args)
         out = super().__torch_dispatch__(func, types, args, kwargs or {})
         if key is not None and key not in _seen:
             if len(_seen) >= MOST:
@@ -118,9 +118,9 @@ class CachedFakeMode(FakeTensorMode):
         """
         key = self._key(func, args, kwargs)
         found = None if key is None else _seen.get(key)
-        return UNSEEN if found is None else self._found(found, args)
+        return UNSEEN if found is None else self._outputs_again(found, args)
 
-    def _found(self, found: Outputs, args: Any) -> Any:
+    def _outputs_again(self, found: Outputs, args: Any) -> Any:
         with torch._C._DisableTorchDispatch():
             again = [self._again(one, args) for one in found.each]
         return again[0] if found.kind is None else found.kind(again)
@@ -186,7 +186,7 @@ class CachedFakeMode(FakeTensorMode):
             return one
         for place, operand in enumerate(args):
             if operand is one:
-                return Given(place)
+                return OperandOutput(place)
         if type(one) is not FakeTensor or one.fake_mode is not self or one.constant is not None:
             raise _NotKeptError
         memory = _memory_of(one)
@@ -196,7 +196,7 @@ class CachedFakeMode(FakeTensorMode):
         owners.setdefault(memory, None)
         shape, offset = tuple(map(int, one.shape)), int(one.storage_offset())
         offset -= 0 if view_of is None else int(args[view_of].storage_offset())
-        made = Made(shape, one.stride(), offset, one.dtype, one.fake_device, view_of)
+        made = OwnOutput(shape, one.stride(), offset, one.dtype, one.fake_device, view_of)
         again = self._again(made, args)
         alike = _dispatch_keys(again).raw_repr() == _dispatch_keys(one).raw_repr()
         if not alike or again.untyped_storage().nbytes() != one.untyped_storage().nbytes():
@@ -205,9 +205,9 @@ class CachedFakeMode(FakeTensorMode):
 
     def _again(self, output: Output, args: Any) -> Any:
         """An output as it was made before."""
-        if isinstance(output, Given):
+        if isinstance(output, OperandOutput):
             return args[output.place]
-        if not isinstance(output, Made):
+        if not isinstance(output, OwnOutput):
             return output
         made = torch.empty_strided(output.shape, output.stride, dtype=output.dtype, device=_META)
         if output.view_of is not None:

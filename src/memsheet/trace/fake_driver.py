@@ -37,7 +37,7 @@ class Counters:
         self._recorder = recorder
         self._since = 0  # the event after which peaks count
 
-    def held(self) -> Iterator[int]:
+    def held_bytes(self) -> Iterator[int]:
         """Bytes held before the first event and after each."""
         size, rows = 0, self._recorder.rows
         yield size
@@ -47,7 +47,7 @@ class Counters:
 
     def nested(self, *_: Any, **__: Any) -> dict[str, Any]:
         """As ``torch.cuda.memory_stats_as_nested_dict``. Everything counts as large."""
-        curve = list(self.held())
+        curve = list(self.held_bytes())
         here = {"current": curve[-1], "peak": max(curve[self._since :]), "allocated": 0, "freed": 0}
         none = dict.fromkeys(here, 0)
         sizes = {
@@ -65,7 +65,7 @@ class Counters:
 
     def info(self, *_: Any, **__: Any) -> tuple[int, int]:
         """As ``torch.cuda.mem_get_info``: bytes that are free, and of the card."""
-        *_before, now = self.held()
+        *_before, now = self.held_bytes()
         whole = int(find_device(CARD).framework_bytes)
         return whole - now, whole
 

@@ -191,7 +191,7 @@ class _Writer:
     def _write(self, event: int, tag: int, higher: int) -> None:
         """One event, ``higher`` periods above where it was traced."""
         number = event if event >= 0 else ~event
-        key = self._meant(number, tag, higher)
+        key = self._storage_of_event(number, tag, higher)
         if (event >= 0) == (key in self._new):
             raise NotUniformError
         if event >= 0:
@@ -201,7 +201,7 @@ class _Writer:
         else:
             self.events.append(~self._new.pop(key))
 
-    def _meant(self, storage: int, tag: int, higher: int) -> tuple[int, int]:
+    def _storage_of_event(self, storage: int, tag: int, higher: int) -> tuple[int, int]:
         """The storage that an event means: one as many layers away as in the shallow stack."""
         made, middle = self.shallow.layers[storage], self.depth.middle
         if (made < 0 and tag in middle) or (

@@ -106,15 +106,15 @@ class RecordedStages(Recorded):
                     self._recorder.claim(info.buffer, Component.COMMUNICATION, path)
 
     def forward(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return self._kept(super().forward(function))
+        return self._watch_forward(super().forward(function))
 
     def backward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self._outside(super().backward(function))
 
     def loss(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return self._kept(function, outside=False)
+        return self._watch_forward(function, outside=False)
 
-    def _kept(self, function: Callable[..., Any], *, outside: bool = True) -> Callable[..., Any]:
+    def _watch_forward(self, function: Callable[..., Any], *, outside: bool = True) -> Callable[..., Any]:
         """``function``, a piece of forward: what it makes and leaves is kept for backward."""
 
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ def openapi_document() -> dict[str, Any]:
         schemas |= _component_schemas(name)
     schemas["problem"] = _problem_schema()
     paths: dict[str, Any] = {
-        f"/api/v1/{question}": {"post": _asked_operation(question)} for question in ASKED
+        f"/api/v1/{question}": {"post": _operation_schema(question)} for question in ASKED
     }
     paths |= {f"/api/v1/{name}": {"get": _listed_operation(name, words)} for name, words in LISTED.items()}
     paths["/healthz"] = {"get": _listed_operation("healthz", "Whether the server answers.")}
@@ -57,7 +57,7 @@ def _component_schemas(name: str) -> dict[str, Any]:
     return {name: found, **{f"{name}.{part}": schema for part, schema in inside.items()}}
 
 
-def _asked_operation(question: str) -> dict[str, Any]:
+def _operation_schema(question: str) -> dict[str, Any]:
     words, _, _, schema = ASKED[question]
     asked = request_schema(question)
     document = {"$ref": f"#/components/schemas/{schema}"} if schema else OBJECT

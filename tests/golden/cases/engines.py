@@ -9,7 +9,7 @@ from golden.symbols import LORAS, TENSOR, Cases, call, first, how, pass_shape, p
 from memsheet.catalog import find_device
 from memsheet.engines.llama_cpp.buffers import Facts as LlamaFacts
 from memsheet.engines.llama_cpp.options import LlamaCppOptions
-from memsheet.engines.sglang.attention_state import Asked
+from memsheet.engines.sglang.attention_state import StateSizes
 from memsheet.engines.sglang.facts import release_of as sglang_release
 from memsheet.engines.sglang.pool import Cell
 from memsheet.engines.vllm.facts import release_of
@@ -57,7 +57,7 @@ def held(dtype: object) -> tuple[object, ...]:
 
 
 SPLITS = Bytes(symbol("fewest_splits"), symbol("splits"), symbol("most_splits"))
-TABLES = Asked(
+TABLES = StateSizes(
     rows=ROWS,
     length=symbol("length"),
     sizes=symbol("sizes"),

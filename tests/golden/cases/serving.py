@@ -9,8 +9,8 @@ from golden.cases.engines import LATENT, MOE, STATES, drafted, with_draft
 from golden.symbols import TENSOR, Cases, call, first, numbers, serving, spec, symbol
 from memsheet.engines.transformers.widest_layer import Work
 from memsheet.engines.vllm.facts import release_of
-from memsheet.engines.vllm.pages import Kept, Kind, Layout
-from memsheet.engines.vllm.releases import Sampler, Shown
+from memsheet.engines.vllm.pages import CacheReach, Kind, Layout
+from memsheet.engines.vllm.releases import ProfiledPictures, Sampler
 from memsheet.formulas.serving.packed_experts import MARLIN, Packing
 from memsheet.plan.dtypes import BF16, FP8, NF4
 from memsheet.plan.engine_registry import find_engine
@@ -36,7 +36,7 @@ HYBRID, SEEING, RESIZED = "qwen3-next-80b-a3b", "gemma-3-4b", "qwen2.5-vl-3b"
 WORK = Work(sequences=symbol("sequences"), tokens=TOKENS)
 STEP = Work(sequences=symbol("sequences"), tokens=1, cached=symbol("cached"), growing=True)
 PAGES = tuple(
-    Kind(kept=kept, reach=4096, block_tokens=symbol(f"{kept.value}_block"), page_bytes=symbol(f"{kept.value}_page"), layers=2) for kept in Kept
+    Kind(kept=kept, reach=4096, block_tokens=symbol(f"{kept.value}_block"), page_bytes=symbol(f"{kept.value}_page"), layers=2) for kept in CacheReach
 )  # fmt: skip
 LAYOUT = Layout(groups=PAGES, block_bytes=symbol("block_bytes"))
 PICTURE = Picture(embeddings=symbol("embeddings"), places=symbol("places"), pixels=symbol("pixels"))
@@ -118,7 +118,7 @@ def layered() -> object:
 PROFILED: dict[str, Callable[[], Cases]] = {
     "sampling.sampler_bytes": lambda: {how.value: call(how, ROWS, WIDTH, BF16) for how in Sampler},
     "sampling.unmasked_sampler_bytes": lambda: {"plain": call(ROWS, WIDTH, BF16, copied=False), "copied": call(ROWS, WIDTH, BF16, copied=True)},
-    "pictures.copied_rows": lambda: {how.value: call(PICTURE, serving("vllm"), how) for how in (Shown.BATCH, Shown.WHOLE)},
+    "pictures.copied_rows": lambda: {how.value: call(PICTURE, serving("vllm"), how) for how in (ProfiledPictures.BATCH, ProfiledPictures.WHOLE)},
     "pictures.kept_pictures": lambda: {SEEING: call(spec(SEEING), serving("vllm", SEEING), release_of(None))},
     "pictures.shown_pictures": lambda: {"": call(serving("vllm"), TOKENS), "more": call(serving("vllm"), TOKENS, more=True)},
     "pictures.deepstack_bytes": lambda: {"qwen3-vl": call(replace(spec("qwen2-vl-2b"), towers=(replace(spec("qwen2-vl-2b").towers[0], deepstack=3),)), serving("vllm"))},

@@ -29,7 +29,7 @@ from memsheet.catalog.pipelines import generator_kind
 from memsheet.catalog.stated_bases import STATED_BASES
 from memsheet.catalog.stored_names import GGUF_TYPES
 from memsheet.errors import InputError
-from memsheet.plan.document import asked_as
+from memsheet.plan.document import model_reference
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
 from slow_cases import first_quick
@@ -93,7 +93,7 @@ def test_a_release_is_read_back_by_what_a_plan_names_it(name: str) -> None:
     """Whose config.json says something else than the model that it is of."""
     for released in catalog.find_model(name)["released_configs"]:
         spec = read_model(released, catalog=bundled_entry)
-        again = read_model(asked_as(spec), catalog=bundled_entry)
+        again = read_model(model_reference(spec), catalog=bundled_entry)
         assert again == spec
         assert again != read_model(name, catalog=bundled_entry)
 

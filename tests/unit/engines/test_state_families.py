@@ -12,7 +12,7 @@ import pytest
 from memsheet import infer
 from memsheet.engines.sglang.states import slot_bytes
 from memsheet.engines.vllm.facts import RELEASES, release_of
-from memsheet.engines.vllm.pages import Kept, kinds_of, layout_of
+from memsheet.engines.vllm.pages import CacheReach, kinds_of, layout_of
 from memsheet.errors import InputError
 from memsheet.formulas.serving.loaded import rope_bytes
 from memsheet.formulas.serving.sparse_index import served_bytes_per_token
@@ -62,7 +62,7 @@ def test_states_are_those_of_the_engines_own_shapes(case, tp):
     model = read_hf_config({**config, "dtype": "bfloat16"})
     plan = plan_of(model, "vllm")
     plan = replace(plan, mesh=replace(plan.mesh, tp=tp))
-    (kind,) = [kind for kind in kinds_of(model, plan, release_of(None)) if kind.kept is Kept.STATE]
+    (kind,) = [kind for kind in kinds_of(model, plan, release_of(None)) if kind.kept is CacheReach.STATE]
     assert kind.layers == layers
     assert kind.page_bytes == (channels * kept * 2 + state * in_vllm) // tp
     assert slot_bytes(model, plan) == layers * (channels * kept * 2 + state * in_sglang) // tp
@@ -72,7 +72,7 @@ def test_a_page_of_latents_beside_states_is_of_whole_128_tokens():
     """2,170,880 bytes of a state over 1,152 of a latent (platforms/interface.py:1090)."""
     model = read_hf_config({"model_type": "kimi_linear", "dtype": "bfloat16"})
     layout = layout_of(kinds_of(model, plan_of(model, "vllm"), release_of(None)), release_of(None))
-    assert {group.block_tokens for group in layout.groups if group.kept is Kept.ALL} == {1920}
+    assert {group.block_tokens for group in layout.groups if group.kept is CacheReach.ALL} == {1920}
 
 
 # family, bytes of a token in all layers of a rank of one and of four, in bf16
@@ -156,7 +156,9 @@ def test_a_release_that_exports_states_inside_prompts_keeps_one_more(tag):
     release = release_of(tag)
     model = read_hf_config({**NANO, "dtype": "bfloat16"})
     kinds = kinds_of(model, plan_of(model, "vllm"), release)
-    assert {kind.checkpoints for kind in kinds if kind.kept is Kept.STATE} == {int(release is RELEASES[-1])}
+    assert {kind.checkpoints for kind in kinds if kind.kept is CacheReach.STATE} == {
+        int(release is RELEASES[-1])
+    }
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

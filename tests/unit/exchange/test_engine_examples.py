@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from memsheet.exchange import read_text
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 
 FOLDER = Path(__file__).parents[2] / "configs"
@@ -41,7 +41,7 @@ SAID: dict[str, dict[str, Any]] = {
 """What some of them come to."""
 
 
-def reading(name: str) -> Read:
+def reading(name: str) -> FileReading:
     return read_text(name, (FOLDER / name).read_text(), PARSERS)
 
 

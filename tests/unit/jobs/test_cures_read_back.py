@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import memsheet
-from memsheet.exchange.mistakes import Found
+from memsheet.exchange.mistakes import FoundMistake
 from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.checked import Checked
 from memsheet.report.shared.jobs.phases import phase_needs
@@ -256,7 +256,7 @@ def test_a_change_written_as_it_is_printed_gives_what_it_promised(tmp_path: Path
     (tmp_path / file).write_text(text)
     found = memsheet.check(tmp_path / file, gpus=gpus)
     before = needed(found)
-    cures: list[tuple[str, Found]] = [
+    cures: list[tuple[str, FoundMistake]] = [
         (rule.id, one)
         for rule, one in found.mistakes
         if rule.id.startswith("job-") and rule.id != "job-together"

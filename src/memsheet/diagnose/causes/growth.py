@@ -64,12 +64,12 @@ def _rounds_that_fill(of: Figures, signs: Signs) -> tuple[Interval, int] | None:
     return next((pair for pair in signs.rates if least <= pair[0].middle * pair[1] <= held.high), None)
 
 
-def is_said_to_grow(_: Figures, signs: Signs) -> bool | None:
+def is_stated_growth(_: Figures, signs: Signs) -> bool | None:
     """People say so, and that the job died late of it."""
     return bool(signs.grows_said)
 
 
-def said_growth_words(of: Figures, signs: Signs) -> str:
+def stated_growth_words(of: Figures, signs: Signs) -> str:
     return (
         f'the text says that memory grows or is kept ("{signs.grows_said}") and that the job dies late: what is held from step '
         f"to step fills the card, until {size_words(of.asked)} have no room"

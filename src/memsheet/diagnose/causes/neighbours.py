@@ -19,7 +19,7 @@ from memsheet.diagnose.interval import (
 from memsheet.diagnose.log_programs import SERVERS
 from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.signs import Signs
-from memsheet.diagnose.tongues import SHARES, said_together
+from memsheet.diagnose.tongues import SHARES, clause_with_all
 from memsheet.units import GIB
 
 
@@ -113,7 +113,7 @@ _SHARED = re.compile(
 def has_shared_gap(of: Figures, signs: Signs) -> bool | None:
     """What nobody is named for is more than a process has outside its allocator, on a card that is shared."""
     gap = has_unnamed_gap(of, signs)
-    shared = said_of(_SHARED, signs.text) or said_together(signs.text, SHARES)
+    shared = said_of(_SHARED, signs.text) or clause_with_all(signs.text, SHARES)
     return gap if gap is not False and shared and not shares_a_card(signs.text) else False
 
 

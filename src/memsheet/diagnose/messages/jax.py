@@ -129,7 +129,7 @@ FLASH = Cure(
 )  # fmt: skip
 
 
-def _asked_of_pool(message: Message, log: Log) -> Judgement:
+def _pool_request(message: Message, log: Log) -> Judgement:
     printed = log.squeezed[log.place_of(message.line) :]
     term = _term_of_buffers(message.facts.get("asked"), printed)
     judged = replace(_judged_request(message, log), term=term)
@@ -384,7 +384,7 @@ FORMS = (
     Form("chip", re.compile(r"[Rr]anoutofmemoryinmemoryspace(?:vmem|smem)|exceededscopedvmemlimit"), _beyond_kernel_memory),
     Form("library", re.compile(r"Couldnotcreatecudnnhandle:CUDNN_STATUS_INTERNAL_ERROR(?:\S{0,300}?Memoryusage:(?P<free>\d{1,16})bytesfree,(?P<capacity>\d{1,16})bytestotal)?"), _refused_library, {"free": "bytes", "capacity": "bytes"}),
     Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _counted_by_compiler),
-    Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _asked_of_pool, {"asked": "bytes"}),
-    Form("XLA", re.compile(rf"Failedtoallocaterequestfor(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)\S{{0,40}}?ondeviceordinal"), _asked_of_pool, {"asked": "bytes"}),
-    Form("XLA", re.compile(r"RESOURCE_EXHAUSTED:\S{0,40}?(?:[Oo]utofmemory|OOM|CUDA_ERROR_OUT_OF_MEMORY)"), _asked_of_pool),
+    Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _pool_request, {"asked": "bytes"}),
+    Form("XLA", re.compile(rf"Failedtoallocaterequestfor(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)\S{{0,40}}?ondeviceordinal"), _pool_request, {"asked": "bytes"}),
+    Form("XLA", re.compile(r"RESOURCE_EXHAUSTED:\S{0,40}?(?:[Oo]utofmemory|OOM|CUDA_ERROR_OUT_OF_MEMORY)"), _pool_request),
 )  # fmt: skip

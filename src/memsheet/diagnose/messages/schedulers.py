@@ -31,7 +31,7 @@ def _more(where: str = "") -> Cure:
     return Cure(change="more host memory for the job", helps=MAYBE, where=where)
 
 
-def _told(words: str, *cures: Cure) -> Callable[[Message, Log], Judgement]:
+def _limit_reached(words: str, *cures: Cure) -> Callable[[Message, Log], Judgement]:
     """The verdict of a sentence that says it all."""
     return lambda _, __: host_shortage(words, *cures)
 
@@ -55,31 +55,31 @@ _OVERHEAD = _more("spark.executor.memoryOverhead")
 FORMS = (
     Form(KIND, re.compile(rf"jobkilled:p?v?mem(?P<used>{NUMBER})(?:b|(?=exceeded))exceededlimit(?P<allowed>{NUMBER})"), _beyond_limit, {"used": "bytes", "allowed": "bytes"}),
     Form(KIND, re.compile(rf"jobkilled:p?v?mem(?P<used>{NUMBER})kbexceededlimit(?P<allowed>{NUMBER})kb"), _beyond_limit, {"used": "kB", "allowed": "kB"}),
-    Form(KIND, re.compile(r"Cgroupmem(?:ory)?limitexceeded"), _told(_LIMIT, _more("the job's memory request"))),
+    Form(KIND, re.compile(r"Cgroupmem(?:ory)?limitexceeded"), _limit_reached(_LIMIT, _more("the job's memory request"))),
     Form(KIND, re.compile(rf"exceedsjobhardlimit\"?(?:h_vmem|h_rss|h_data)\"?(?:\S{{0,80}}?\((?P<used>{NUMBER})>limit:(?P<allowed>{NUMBER})\))?"), _beyond_limit, {"used": "bytes", "allowed": "bytes"}),
-    Form(KIND, re.compile(r"TERM_(?:MEMLIMIT|SWAP):"), _told(_LIMIT, _more("bsub -M and -R rusage[mem=N]"))),
-    Form(KIND, re.compile(r"State:OUT_OF_MEMORY|OUT_OF_ME\+"), _told(_LIMIT, _more("#SBATCH --mem=N"))),
-    Form(KIND, re.compile(r"memoryusageexceededrequest_memory"), _told(_LIMIT, _more("request_memory"))),
-    Form(KIND, re.compile(r"ContainerkilledbyYARNforexceeding(?:physical|virtual)?memorylimits"), _told("a container of YARN went over its limit of host memory", _OVERHEAD)),
-    Form(KIND, re.compile(r"Memorylimitexceeded\(\d{1,6}[KMGT]i?B?\)"), _told("a container went over its limit of host memory", _more())),
-    Form(KIND, re.compile(r"Containerkilledduetomemoryusage"), _told("a container went over its limit of host memory", _more())),
-    Form(KIND, re.compile(r"(?:killedbytheOOMkiller|withresult'oom-kill')"), _told("the kernel killed a process of a service as host memory ran out", _more("MemoryMax"))),
-    Form("worker", re.compile(r"exceeded\d{1,3}%memorybudget\.?Restarting"), _told("a worker of Dask went over its limit of host memory and was started anew", _more("memory_limit"), Cure(change="smaller partitions", helps=MAYBE))),
-    Form(KIND, re.compile(r"sessioncrashedafterusingallavailableRAM"), _told("the notebook's host memory ran out", _more("a runtime of more RAM"))),
-    Form(KIND, re.compile(r"notebooktriedtoallocatemorememorythanisavailable"), _told("the notebook's host memory ran out", _more())),
-    Form(KIND, re.compile(r"memorystatus:killing_\w{1,40}pid\d{1,9}\[\S{1,60}?\]\((?:vm-pageshortage|vm-compressor-\w{1,12}-shortage|vm-compressor-thrashing|per-process-limit|highwater|sustained-memory-pressure)"), _told("macOS killed a process as memory ran out, which host and GPU share there", _more())),
-    Form("Java", re.compile(r"java\.lang\.OutOfMemoryError:(?:Javaheapspace|GCoverheadlimitexceeded|Directbuffermemory|Metaspace)"), _told(_JVM, _more("-Xmx, spark.executor.memory"))),
-    Form("JavaScript", re.compile(r"JavaScriptheapoutofmemory"), _told("a Node process's heap is full, which is the host's memory", _more("NODE_OPTIONS=--max-old-space-size=N"))),
-    Form("compiler", re.compile(r"diedduetosignal9\(Kill|Killedsignalterminatedprogram|internalcompilererror:Killed"), _told("a compiler was killed from outside (signal 9): as a rule the host ran out of memory, as many run at once", _JOBS)),
-    Form("signal", re.compile(r"exitedonsignal9\(Killed"), _told("a rank was killed from outside (signal 9): no GPU shortage ends so; as a rule the host ran out of memory, which `dmesg | grep -i oom` or the scheduler tells", _more())),
-    Form("locked memory", re.compile(r"ibv_reg_mr\S{0,120}?Cannotallocatememory|setmaxlockedmemory\(ulimit-l\)"), _told("a network card was refused memory of the host to lock: as a rule a limit of the shell or the container", _LOCKED)),
+    Form(KIND, re.compile(r"TERM_(?:MEMLIMIT|SWAP):"), _limit_reached(_LIMIT, _more("bsub -M and -R rusage[mem=N]"))),
+    Form(KIND, re.compile(r"State:OUT_OF_MEMORY|OUT_OF_ME\+"), _limit_reached(_LIMIT, _more("#SBATCH --mem=N"))),
+    Form(KIND, re.compile(r"memoryusageexceededrequest_memory"), _limit_reached(_LIMIT, _more("request_memory"))),
+    Form(KIND, re.compile(r"ContainerkilledbyYARNforexceeding(?:physical|virtual)?memorylimits"), _limit_reached("a container of YARN went over its limit of host memory", _OVERHEAD)),
+    Form(KIND, re.compile(r"Memorylimitexceeded\(\d{1,6}[KMGT]i?B?\)"), _limit_reached("a container went over its limit of host memory", _more())),
+    Form(KIND, re.compile(r"Containerkilledduetomemoryusage"), _limit_reached("a container went over its limit of host memory", _more())),
+    Form(KIND, re.compile(r"(?:killedbytheOOMkiller|withresult'oom-kill')"), _limit_reached("the kernel killed a process of a service as host memory ran out", _more("MemoryMax"))),
+    Form("worker", re.compile(r"exceeded\d{1,3}%memorybudget\.?Restarting"), _limit_reached("a worker of Dask went over its limit of host memory and was started anew", _more("memory_limit"), Cure(change="smaller partitions", helps=MAYBE))),
+    Form(KIND, re.compile(r"sessioncrashedafterusingallavailableRAM"), _limit_reached("the notebook's host memory ran out", _more("a runtime of more RAM"))),
+    Form(KIND, re.compile(r"notebooktriedtoallocatemorememorythanisavailable"), _limit_reached("the notebook's host memory ran out", _more())),
+    Form(KIND, re.compile(r"memorystatus:killing_\w{1,40}pid\d{1,9}\[\S{1,60}?\]\((?:vm-pageshortage|vm-compressor-\w{1,12}-shortage|vm-compressor-thrashing|per-process-limit|highwater|sustained-memory-pressure)"), _limit_reached("macOS killed a process as memory ran out, which host and GPU share there", _more())),
+    Form("Java", re.compile(r"java\.lang\.OutOfMemoryError:(?:Javaheapspace|GCoverheadlimitexceeded|Directbuffermemory|Metaspace)"), _limit_reached(_JVM, _more("-Xmx, spark.executor.memory"))),
+    Form("JavaScript", re.compile(r"JavaScriptheapoutofmemory"), _limit_reached("a Node process's heap is full, which is the host's memory", _more("NODE_OPTIONS=--max-old-space-size=N"))),
+    Form("compiler", re.compile(r"diedduetosignal9\(Kill|Killedsignalterminatedprogram|internalcompilererror:Killed"), _limit_reached("a compiler was killed from outside (signal 9): as a rule the host ran out of memory, as many run at once", _JOBS)),
+    Form("signal", re.compile(r"exitedonsignal9\(Killed"), _limit_reached("a rank was killed from outside (signal 9): no GPU shortage ends so; as a rule the host ran out of memory, which `dmesg | grep -i oom` or the scheduler tells", _more())),
+    Form("locked memory", re.compile(r"ibv_reg_mr\S{0,120}?Cannotallocatememory|setmaxlockedmemory\(ulimit-l\)"), _limit_reached("a network card was refused memory of the host to lock: as a rule a limit of the shell or the container", _LOCKED)),
     Form("array", re.compile(rf"cannotallocatevectorofsize(?P<asked>{NUMBER})(?P<asked_unit>[KMG])b"), refused_array),
     Form("array", re.compile(rf"ArrowMemoryError:\S{{0,40}}?ofsize(?P<asked>{NUMBER})failed"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(rf"memoryallocationof(?P<asked>{NUMBER})bytesfailed"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(r"FailedtoallocateCPUMemory"), refused_array),
     Form("array", re.compile(rf"Failtoallocmemoryof(?P<asked>{NUMBER})size,errorcodeis12"), refused_array, {"asked": "bytes"}),
-    Form("store", re.compile(r"ObjectStoreFullError"), _told("Ray's store of objects is full, which is host memory", _more("ray start --object-store-memory=N"))),
-    Form("swap", re.compile(r"Toolargeswapspace\.[\d.]{1,12}GiBoutofthe"), _told("the server's swap space is more than the host's memory leaves room for", Cure(change="a smaller swap space", helps=MAYBE, where="--swap-space N"))),
+    Form("store", re.compile(r"ObjectStoreFullError"), _limit_reached("Ray's store of objects is full, which is host memory", _more("ray start --object-store-memory=N"))),
+    Form("swap", re.compile(r"Toolargeswapspace\.[\d.]{1,12}GiBoutofthe"), _limit_reached("the server's swap space is more than the host's memory leaves room for", Cure(change="a smaller swap space", helps=MAYBE, where="--swap-space N"))),
     Form("array", re.compile(r"LLVMERROR:outofmemory|virtualmemoryexhausted:Cannotallocate"), refused_array),
 )  # fmt: skip
 WARNINGS = ("locked memory", "worker")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.messages.step_lines import ENOUGH
-from memsheet.diagnose.tongues import ASIDE, GROWS, said_together
+from memsheet.diagnose.tongues import ASIDE, GROWS, clause_with_all
 from memsheet.patterns import late_pattern
 
 _ROUNDS = (
@@ -66,7 +66,7 @@ FAR_APART = 10
 LEAST_GROWTH = (11, 10)
 
 
-def spoken_growth(text: str) -> tuple[Interval, ...]:
+def growth_in_prose(text: str) -> tuple[Interval, ...]:
     """What people say is held after each round of a job, where it only grew, by about the same; else
     nothing.
     """
@@ -111,12 +111,12 @@ def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
     told = [
         each for each in found
         if (around := text[max(0, each.start() - AROUND // 4) : each.end() + AROUND // 4]) and not _OF_SETTINGS.search(around)
-        and (_ADDS.search(around) or said_together(around, GROWS))
+        and (_ADDS.search(around) or clause_with_all(around, GROWS))
     ]  # fmt: skip
     rates = (
         (size, int(of[1]) if (of := _ROUNDS_OF_RATE.search(each.group())) else 1)
         for each in told
-        for size in _spoken_sizes(
+        for size in _sizes_in_prose(
             [(each["size"] or each["size_behind"], each["unit"] or each["unit_behind"])]
         )
     )
@@ -138,7 +138,7 @@ def _series_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
         before, behind = text[max(0, found.start() - AROUND) : found.start()], text[found.end() :][:AROUND]
         around = before + _SENTENCE_END.split(behind, 1)[0]
         if _EACH.search(around) and not _OF_SETTINGS.search(around):
-            yield _spoken_sizes(_PART.findall(found.group()))
+            yield _sizes_in_prose(_PART.findall(found.group()))
 
 
 def _pairs_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
@@ -164,8 +164,8 @@ def _pairs_of_text(text: str) -> Iterator[tuple[Interval, ...]]:
         long = _LONG_ROUND.match(row[0]["round"] or "") or apart >= FAR_APART
         if len(row) < (FEWEST if long else ENOUGH + 1) or _OF_SETTINGS.search(around):
             continue
-        sizes = _spoken_sizes([(each["size"], each["unit"]) for each in row])
-        behind = _spoken_sizes(
+        sizes = _sizes_in_prose([(each["size"], each["unit"]) for each in row])
+        behind = _sizes_in_prose(
             [(each["size"], each["unit"]) for later in rows[place + 1 :] for each in later]
         )
         if sizes and all(each.middle > sizes[-1].middle for each in behind):
@@ -176,7 +176,7 @@ def _count_of(found: re.Match[str]) -> int:
     return int(found["count"] or found["place"])
 
 
-def _spoken_sizes(figures: Sequence[tuple[str, str]]) -> tuple[Interval, ...]:
+def _sizes_in_prose(figures: Sequence[tuple[str, str]]) -> tuple[Interval, ...]:
     """Figures as sizes; one without a unit has that of the next that says one, else of the last."""
     units = [unit for _, unit in figures]
     if not any(units):

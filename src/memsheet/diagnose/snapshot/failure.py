@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.diagnose.snapshot.categories import stack_meaning
-from memsheet.diagnose.snapshot.findings import LINES, Held
+from memsheet.diagnose.snapshot.findings import LINES, SnapshotFacts
 from memsheet.diagnose.snapshot.held import Group
 from memsheet.diagnose.snapshot.history import Frame
 from memsheet.errors import InputError, input_error
@@ -23,7 +23,7 @@ def is_failure(data: bytes) -> bool:
     return data[:1] == b"{" and MARK in data[:200]
 
 
-def read_failure(data: bytes, name: str) -> tuple[Held, Mapping[str, Any] | None]:
+def read_failure(data: bytes, name: str) -> tuple[SnapshotFacts, Mapping[str, Any] | None]:
     """What was live, and the plan that was written with it. Raises InputError for any other document."""
     found = parse_json(data, name)
     if not isinstance(found, dict) or not isinstance(found.get("live"), list):
@@ -40,7 +40,7 @@ def read_failure(data: bytes, name: str) -> tuple[Held, Mapping[str, Any] | None
     conf = found.get("settings")
     recomputes = any(_row_recomputes(row) for row in found["live"])
     live = sum(group.bytes for group in groups)
-    held = Held(
+    held = SnapshotFacts(
         name=name, events=0, failures=1, died=True, complete=True, asked_bytes=sizes["asked_bytes"], free_bytes=sizes["free_bytes"],
         live_bytes=max(live, sizes["allocated_bytes"]), reserved_bytes=sizes["reserved_bytes"], room_bytes=sizes["reserved_bytes"] + sizes["free_bytes"],
         least_bytes=sizes["allocated_bytes"] + sizes["asked_bytes"], components=tuple(sorted(totals.values(), key=lambda each: -each.bytes)),

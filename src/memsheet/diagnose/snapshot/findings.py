@@ -40,7 +40,7 @@ class RankState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class SnapshotFacts:
     """What a snapshot shows at the request that failed, or at its highest where none did.
 
     ``live_bytes``: of tensors, as requested; ``room_bytes``: what the allocator could have had;
@@ -82,7 +82,7 @@ class Held:
         return sum(group.bytes for group in self.components if group.component == component.value)
 
 
-def held_of(history: History) -> Held:
+def held_of(history: History) -> SnapshotFacts:
     """What a history shows."""
     run, meanings = run_of(history), Meanings(history)
     died = run.death is not None
@@ -96,7 +96,7 @@ def held_of(history: History) -> Held:
     stack = history.events.stack[run.death] if run.death is not None else 0
     asked = history.events.size[run.death] if run.death is not None else None
     free = history.events.address[run.death] if run.death is not None else None
-    return Held(
+    return SnapshotFacts(
         name=history.name, events=len(history.events), failures=run.failures, died=died, complete=run.before_reserved == 0 and not run.before,
         torn=run.torn,
         asked_bytes=asked, free_bytes=free, live_bytes=sum(held.size for held in live.values()), reserved_bytes=reserved,

@@ -136,7 +136,7 @@ def read_history(data: bytes, name: str) -> History:
     return rows.whole_history(found)
 
 
-class _Seen:
+class _FramesMark:
     """What stands in place of a list of frames that was read."""
 
     __slots__ = ("number",)
@@ -158,9 +158,9 @@ class _Rows:
     def __init__(self, name: str, *, shared: bool) -> None:
         """``shared``: whether the file says each frame once, as a pickle does."""
         self.name, self.columns, self.shared = name, Columns(), shared
-        self.stacks: dict[tuple[Frame, ...], _Seen] = {(): _Seen(0)}
+        self.stacks: dict[tuple[Frame, ...], _FramesMark] = {(): _FramesMark(0)}
         self.frames: dict[Frame, Frame] = {}
-        self.known: dict[tuple[int, ...], _Seen] = {}
+        self.known: dict[tuple[int, ...], _FramesMark] = {}
         self.by_identity: dict[int, Frame] = {}
         self.kept: list[Any] = []
         self.streams: dict[int, int] = {}
@@ -246,7 +246,7 @@ class _Rows:
         """The number of a stack. The list is emptied: whatever else has it finds the number in it."""
         if type(frames) is not list or not frames:
             return 0
-        if type(frames[0]) is _Seen:
+        if type(frames[0]) is _FramesMark:
             return int(frames[0].number)
         key = tuple(map(id, frames))
         seen = self.known.get(key)
@@ -255,7 +255,9 @@ class _Rows:
                 whole = tuple(map(self.by_identity.__getitem__, key))
             except KeyError:
                 whole = tuple(self.identified_frame(each) for each in frames)
-            seen = self.known[key] = self.stacks.setdefault(whole[:MOST_FRAMES], _Seen(len(self.stacks)))
+            seen = self.known[key] = self.stacks.setdefault(
+                whole[:MOST_FRAMES], _FramesMark(len(self.stacks))
+            )
         frames[:] = [seen]
         return seen.number
 

@@ -13,7 +13,7 @@ from memsheet.diagnose.interval import NOTHING, Interval, size_words
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause, Cure, Judgement, Term
 from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, signs_of_names
-from memsheet.diagnose.snapshot.findings import EXPANDABLE, Held
+from memsheet.diagnose.snapshot.findings import EXPANDABLE, SnapshotFacts
 from memsheet.frozen import replace
 from memsheet.sheet import Component
 
@@ -22,7 +22,7 @@ WORTH_TELLING = 20
 """A leak is the cause where it grew by one part in so many of what is live, or by what is missing."""
 
 
-def figures_of(held: Held) -> Figures | None:
+def figures_of(held: SnapshotFacts) -> Figures | None:
     """The figures as a message would have them, to the byte; where the card is not said, it is what the
     allocator could have had.
     """
@@ -39,7 +39,7 @@ def exact_size(size: int) -> Interval:
     return Interval(size, size)
 
 
-def judge_held(held: Held) -> tuple[Judgement, Signs]:
+def judge_held(held: SnapshotFacts) -> tuple[Judgement, Signs]:
     """The verdict on a snapshot in which a request failed."""
     figures = figures_of(held)
     assert figures is not None
@@ -72,7 +72,7 @@ def _free_bytes(figures: Figures) -> Interval:
     return figures.free or NOTHING
 
 
-def _signs_of(held: Held, figures: Figures) -> Signs:
+def _signs_of(held: SnapshotFacts, figures: Figures) -> Signs:
     signs = signs_of_names([frame.name for frame in reversed(held.request_stack)])
     growth = held.growth
     if growth is not None:
@@ -82,7 +82,7 @@ def _signs_of(held: Held, figures: Figures) -> Signs:
     return replace(signs, expandable=EXPANDABLE in held.conf)
 
 
-def _term_of(held: Held) -> Term | None:
+def _term_of(held: SnapshotFacts) -> Term | None:
     if not held.request_line:
         return None
     return Term(
@@ -94,7 +94,7 @@ def _term_of(held: Held) -> Term | None:
     )
 
 
-def growth_words(held: Held) -> str:
+def growth_words(held: SnapshotFacts) -> str:
     growth = held.growth
     assert growth is not None
     asked = f", until {size_words(exact_size(held.asked_bytes))} have no room" if held.asked_bytes else ""
@@ -114,17 +114,17 @@ def _pieces_words(figures: Figures) -> str:
     )
 
 
-def _served_otherwise(held: Held) -> bool:
+def _served_otherwise(held: SnapshotFacts) -> bool:
     """Whether the same requests live on the same memory under other settings."""
     return replay_counts(held) and any(each.lived and each.conf for each in held.what_if)
 
 
-def replay_counts(held: Held) -> bool:
+def replay_counts(held: SnapshotFacts) -> bool:
     """Whether the replay reproduces what was recorded, so that it may be asked what would have been."""
     return held.replayed is not None and held.replayed.well_reproduced
 
 
-def _held_arithmetic(held: Held) -> Iterator[str]:
+def _held_arithmetic(held: SnapshotFacts) -> Iterator[str]:
     growth = held.growth
     if growth is not None:
         whose = f"{growth.component.replace('_', ' ')}, " if growth.component else ""
@@ -142,7 +142,7 @@ def _held_arithmetic(held: Held) -> Iterator[str]:
 
 
 def held_cures(
-    held: Held, judged: Judgement, figures: Figures, signs: Signs, term: Term | None
+    held: SnapshotFacts, judged: Judgement, figures: Figures, signs: Signs, term: Term | None
 ) -> tuple[Cure, ...]:
     """At most four: what was replayed speaks in place of what a message's sums could only guess."""
     cause = judged.causes[0] if len(judged.causes) == 1 else Cause.REAL_NEED
@@ -169,13 +169,13 @@ def held_cures(
     return (*kept, *useless[: MOST - len(kept)])
 
 
-def leak_cure(held: Held) -> Cure:
+def leak_cure(held: SnapshotFacts) -> Cure:
     """To let go of what grows, at its line."""
     line = held.growth.line if held.growth else ""
     return replace(KEEP_NOTHING, where=line, why="its tensors outlive the step that made them")
 
 
-def _replayed_cures(held: Held, *, leaks: bool) -> Iterator[Cure]:
+def _replayed_cures(held: SnapshotFacts, *, leaks: bool) -> Iterator[Cure]:
     sure = replay_counts(held) and held.replayed is not None and held.replayed.complete
     for each in held.what_if:
         helps = (YES if each.lived and not leaks else MAYBE if each.lived else NO) if sure else MAYBE
@@ -214,7 +214,7 @@ def _replayed_cures(held: Held, *, leaks: bool) -> Iterator[Cure]:
         )  # fmt: skip
 
 
-def _by_component(held: Held, figures: Figures) -> Iterator[Cure]:
+def _by_component(held: SnapshotFacts, figures: Figures) -> Iterator[Cure]:
     """What less of one component comes to, beside what is missing."""
     missing = short_bytes(figures)
     kept = held.bytes_of(Component.SAVED_ACTIVATIONS)

@@ -84,7 +84,7 @@ def replay_recorded(run: Run) -> Replayed | None:
         return None
     allocator = Allocator(run.history.settings)
     seeded = dict(_seeded_blocks(run, allocator))
-    counted = _Counted(run, allocator, seeded)
+    counted = _PlayedHistory(run, allocator, seeded)
     idle = FREE_REQUESTED if run.frees != FREE_REQUESTED else OTHER  # comes before a block is let go
     events = run.history.events
     rows = zip(events.action, events.address, events.size, events.stream, events.private, strict=True)
@@ -96,7 +96,7 @@ def replay_recorded(run: Run) -> Replayed | None:
     return Replayed(counted.matched, counted.events, counted.recorded_peak, counted.replayed_peak, complete)
 
 
-class _Counted:
+class _PlayedHistory:
     """A history played event by event, and how many of its segment events the simulation has, too."""
 
     def __init__(self, run: Run, allocator: Allocator, blocks: dict[int, Block]) -> None:

@@ -14,7 +14,7 @@ from memsheet.arith import Count, given_or, maximum
 from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.formulas.states.held import HeldTensor, held_tensors, parameter_bytes
 from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import AWQ_INT4, FP16, FP32, DType
@@ -88,7 +88,7 @@ def _supported_awq_block(spec: ModelSpec, plan: Plan) -> Block:
         "zeros of one more layer"
     ),
 )
-def joined_bytes(held: Iterable[Held], layers: int) -> Count:
+def joined_bytes(held: Iterable[HeldTensor], layers: int) -> Count:
     """What stands beside the weights when the last layer has been fused."""
     parts = sum(
         h.times * h.dtype.nbytes(h.elements)

@@ -10,7 +10,7 @@ from typing import Any
 from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
-from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.formulas.states.held import HeldTensor, WholeRoles, held_tensors, parameter_bytes
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec, Role
@@ -23,7 +23,7 @@ LAYERS = FromCode(
     "deepspeed/module_inject/auto_tp.py",
     666,
 )
-WHOLE = Keeping(frozenset({Role.EMBEDDING, Role.HEAD}))
+WHOLE = WholeRoles(frozenset({Role.EMBEDDING, Role.HEAD}))
 """Tables of embeddings and the output projection stay whole: what is replaced are the linear layers of blocks
 (:680, by the classes of a policy).
 """
@@ -41,7 +41,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
             'give "phase": "load", or --engine transformers',
         )
     part = stage_model(spec, plan, stage)
-    held: tuple[Held, ...] = tuple(held_tensors(part, plan, WHOLE))
+    held: tuple[HeldTensor, ...] = tuple(held_tensors(part, plan, WHOLE))
     at = (Instant.LOAD,)
     found = [
         Item(c, path, dict.fromkeys(at, Bytes.exact(size)), LAYERS)

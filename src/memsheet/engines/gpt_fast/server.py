@@ -13,7 +13,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.quantized_ends import linear_ends
-from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.formulas.states.held import HeldTensor, WholeRoles, held_tensors, parameter_bytes
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import BF16, DType, Scale
 from memsheet.plan.engine import Engine
@@ -41,7 +41,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     """
     model = stage_model(spec, plan, stage)
     block, stored = _supported_block_and_dtype(model, plan)
-    held = tuple(linear_ends(held_tensors(model, plan, Keeping(engine.whole_roles)), plan, stored))
+    held = tuple(linear_ends(held_tensors(model, plan, WholeRoles(engine.whole_roles)), plan, stored))
     instants = (Instant.LOAD,) if plan.serving.phase == "load" else (Instant.LOAD, *SERVING)
     weights = parameter_bytes(model, plan, held)
     found = [
@@ -94,13 +94,13 @@ def _supported_block_and_dtype(spec: ModelSpec, plan: Plan) -> tuple[Block, DTyp
 
 
 @formula(cites=GPT_FAST, at="quantize.py WeightOnlyInt8Linear: a bf16 scale for each row of a matrix")
-def row_scale_bytes(held: tuple[Held, ...], stored: DType) -> Count:
+def row_scale_bytes(held: tuple[HeldTensor, ...], stored: DType) -> Count:
     """Bytes of the scales of all matrices of a rank."""
     return sum(h.times * BF16.nbytes(h.shape[-2]) for h in held if h.dtype is stored)
 
 
 def _serving_items(
-    spec: ModelSpec, plan: Plan, block: Block, held: tuple[Held, ...], stored: DType | None
+    spec: ModelSpec, plan: Plan, block: Block, held: tuple[HeldTensor, ...], stored: DType | None
 ) -> list[Item]:
     full: Count = given_or(plan.serving.max_model_len, 0)
     prompt: Count = plan.serving.prompt_tokens if plan.serving.prompt_tokens is not None else full
@@ -151,7 +151,7 @@ def table_bytes(mixer: Attention, spec: ModelSpec, plan: Plan) -> Count:
         "fuses the cast"
     ),
 )
-def unpacked_bytes(held: tuple[Held, ...], plan: Plan, stored: DType | None) -> Count:
+def unpacked_bytes(held: tuple[HeldTensor, ...], plan: Plan, stored: DType | None) -> Count:
     """The largest int8 matrix in the compute dtype; int4 is multiplied packed."""
     if stored is None or stored.bits != 8:
         return 0

@@ -12,7 +12,7 @@ from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.model_code.transformers import ends
 from memsheet.formulas.numerics import RunConfig, record_parameter
-from memsheet.formulas.tapes.graph import Grad, Joined, Pass, Tensor
+from memsheet.formulas.tapes.graph import Grad, GradientSum, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
@@ -118,7 +118,7 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
 
 
 def internlm_embeddings(
-    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: GradientSum
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     x, _ = ends.input_embeddings(r, embeddings, how, tied)
     return x, ()

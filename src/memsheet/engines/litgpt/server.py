@@ -16,7 +16,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.quantized_ends import linear_ends
-from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.formulas.states.held import HeldTensor, held_tensors, parameter_bytes
 from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import BOOL, FP16, FP32, INT8
@@ -85,7 +85,7 @@ def _check_litgpt_family(spec: ModelSpec, plan: Plan) -> None:
         )
 
 
-def _bitsandbytes_tensors(held: Iterable[Held], plan: Plan) -> list[Held]:
+def _bitsandbytes_tensors(held: Iterable[HeldTensor], plan: Plan) -> list[HeldTensor]:
     return [h for h in held if plan.quantization is not None and h.dtype is plan.quantization.weights]
 
 
@@ -96,7 +96,7 @@ def _bitsandbytes_tensors(held: Iterable[Held], plan: Plan) -> list[Held]:
         "placeholder; int8 also turned"
     ),
 )
-def quantizing_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
+def quantizing_bytes(held: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """What loading the largest matrix takes besides all weights."""
     sizes = [
         FP16.nbytes(h.elements) + (2 if h.dtype is INT8 else 1) * h.dtype.nbytes(h.elements)
@@ -112,7 +112,7 @@ def quantizing_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
         "the input's dtype"
     ),
 )
-def unpacked_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
+def unpacked_bytes(held: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """The largest matrix unpacked for several rows; one row is multiplied packed, and int8 always."""
     packed = [h for h in _bitsandbytes_tensors(held, plan) if h.dtype is not INT8]
     copy = 0 if plan.precision.compute is FP16 else 1
@@ -123,7 +123,7 @@ def unpacked_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
     )
 
 
-def _serving_items(spec: ModelSpec, plan: Plan, held: tuple[Held, ...]) -> list[Item]:
+def _serving_items(spec: ModelSpec, plan: Plan, held: tuple[HeldTensor, ...]) -> list[Item]:
     full: Count = given_or(plan.serving.max_model_len, 0)
     prompt: Count = plan.serving.prompt_tokens if plan.serving.prompt_tokens is not None else full
     blocks = [

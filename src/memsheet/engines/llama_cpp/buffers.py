@@ -66,7 +66,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class LayerDevices:
     """Where layers lie: a device for each, and for the output. The host is number ``host``."""
 
     layers: tuple[int, ...]
@@ -87,7 +87,7 @@ class Placed:
     ),
     counts="int",
 )
-def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
+def layer_placement(layers: int, plan: Plan, facts: Facts) -> LayerDevices:
     """Devices of a model's layers; of an explicit ``layers_per_stage`` as it says."""
     devices, own = int(plan.mesh.pp), llama_cpp_options(plan)
     asked = own.gpu_layers
@@ -96,7 +96,7 @@ def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
     dealt = ends is not None or own.split_mode == "none"
     if plan.layers_per_stage is not None and wanted == layers + 1 and not dealt:
         each = tuple(device for device, count in enumerate(plan.layers_per_stage) for _ in range(count))
-        return Placed(layers=each, output=devices - 1, host=devices)
+        return LayerDevices(layers=each, output=devices - 1, host=devices)
     first = max(layers + (1 if facts.recent else 0) - wanted, 0)
 
     def device(layer: int) -> int:
@@ -105,14 +105,14 @@ def layer_placement(layers: int, plan: Plan, facts: Facts) -> Placed:
             return device_at(ends, on, wanted) if ends is not None else own.main_gpu
         return on * devices // wanted if 0 <= on < wanted else devices
 
-    return Placed(layers=tuple(map(device, range(layers))), output=device(layers), host=devices)
+    return LayerDevices(layers=tuple(map(device, range(layers))), output=device(layers), host=devices)
 
 
 # ---- the three buffers -------------------------------------------------------------------------------------
 
 
 def weights_on(
-    tensors: Iterable[Stored], where: Placed, device: int, *, host_experts: frozenset[int] = frozenset()
+    tensors: Iterable[Stored], where: LayerDevices, device: int, *, host_experts: frozenset[int] = frozenset()
 ) -> dict[str, Bytes]:
     """Bytes by kind of tensor. A table that is the output matrix too is on both devices that use it."""
     found: dict[str, Bytes] = {}
@@ -128,7 +128,9 @@ def weights_on(
     return found
 
 
-def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: frozenset[int]) -> tuple[int, ...]:
+def _devices_of(
+    t: Stored, where: LayerDevices, *, tied: bool, host_experts: frozenset[int]
+) -> tuple[int, ...]:
     if t.layer >= 0:
         return (where.host if t.expert and t.layer in host_experts else where.layers[t.layer],)
     if t.kind == TOKENS:
@@ -242,7 +244,7 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     )
 
 
-def _written_out_delta_nets(blocks: list[Block], plan: Plan, where: Placed) -> list[int]:
+def _written_out_delta_nets(blocks: list[Block], plan: Plan, where: LayerDevices) -> list[int]:
     """Bytes that every device's buffer may have besides in builds of which nobody knows whether they compute
     a delta net in one operation, and where layers lie on the host: it is written out for all where the first
     device would compute one of theirs (llama-context.cpp, resolve_fused_ops).
@@ -264,7 +266,7 @@ def _written_out_delta_nets(blocks: list[Block], plan: Plan, where: Placed) -> l
 Pairs = list[tuple[Count, Count]]
 
 
-def _pairs_by_device(of_layers: Pairs, where: Placed) -> tuple[tuple[int, int], ...]:
+def _pairs_by_device(of_layers: Pairs, where: LayerDevices) -> tuple[tuple[int, int], ...]:
     """Sums of both numbers of layers on every device, the host's last."""
     found = [(0, 0)] * (where.host + 1)
     for device, (one, other) in zip(where.layers, of_layers, strict=True):
@@ -285,7 +287,7 @@ def _joined_pairs(caches: Pairs, states: Pairs) -> Pairs:
     ),
     counts="int",
 )
-def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: Placed) -> frozenset[int]:
+def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: LayerDevices) -> frozenset[int]:
     """Layers whose experts the host holds: the first ones as the plan counts them, or as many as make up its
     share of the model, which take off every device alike: rules that name tensors are written for each
     device, and a share is no rule of one.
@@ -322,7 +324,7 @@ def _compute_buffer_bytes(
     spec: ModelSpec,
     plan: Plan,
     facts: Facts,
-    where: Placed,
+    where: LayerDevices,
     held: tuple[list[tuple[int, int]], tuple[Stored, ...], frozenset[int]],
 ) -> tuple[Bytes, ...]:
     """Bytes of each device's buffer. Whether a device computes with experts of the host depends on their type

@@ -38,7 +38,7 @@ class Reserved:
 
 
 @dataclass(slots=True)
-class Building:
+class GraphBuilder:
     """A graph on its way. Weights are made where they are used: only their device matters here, and their
     bytes where they are copied.
     """
@@ -55,11 +55,11 @@ class Building:
     def expert(self, nbytes: int) -> Tensor:
         return Tensor(nbytes=nbytes, held=self.experts, weight=True, stays=self.how.experts_stay)
 
-    def held(self, nbytes: int = 0) -> Tensor:
+    def cache_tensor(self, nbytes: int = 0) -> Tensor:
         """A cache, which no one takes for a weight."""
         return Tensor(nbytes=nbytes, held=self.device)
 
-    def given(self, *shape: int, of: str = "f32") -> Tensor:
+    def input_tensor(self, *shape: int, of: str = "f32") -> Tensor:
         return Tensor(nbytes=_ggml_tensor_bytes(shape, of), layout=(of, *shape), given=True)
 
     def make(self, op: str, sources: list[Tensor], *shape: int, of: str = "f32") -> Tensor:

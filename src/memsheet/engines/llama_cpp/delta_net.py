@@ -9,7 +9,7 @@ build_delta_net_chunking is how it was written out before).
 from __future__ import annotations
 
 from memsheet.arith import round_up
-from memsheet.engines.llama_cpp.build import Building, Inputs
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.engines.llama_cpp.states import build_convolution, read_state_rows, write_state_rows
 from memsheet.plan.dtypes import FP32
@@ -22,7 +22,7 @@ DELTA_NETS = JOINED | {"qwen3_5_text", "qwen3_5_moe_text"}
 
 
 def build_delta_net(
-    b: Building,
+    b: GraphBuilder,
     m: LinearAttention,
     x: Tensor,
     inputs: Inputs,
@@ -43,7 +43,7 @@ def build_delta_net(
     )
     z = b.times(sizes.get("in_proj_z", whole * values // (2 * (keys + values))), x, values, n)
     beta, gate = _build_gates(b, m, x, sizes, joined=joined)
-    convolved, carried = b.held(held[0]), b.held(held[1])
+    convolved, carried = b.cache_tensor(held[0]), b.cache_tensor(held[1])
     seen, channels = build_convolution(b, m, b.view(mixed, "turned"), convolved, inputs)
     state = read_state_rows(b, carried, inputs, d * d * heads)
     made = b.make("ssm_conv", [seen, b.weight()], channels, n // sequences, sequences)
@@ -64,7 +64,7 @@ def build_delta_net(
 
 
 def _build_gates(
-    b: Building, m: LinearAttention, x: Tensor, sizes: dict[str, int], *, joined: bool
+    b: GraphBuilder, m: LinearAttention, x: Tensor, sizes: dict[str, int], *, joined: bool
 ) -> tuple[Tensor, Tensor]:
     """How much of a new value is written, and how much of the state stays."""
     n, heads = b.how.ubatch, m.value_heads
@@ -79,7 +79,7 @@ def _build_gates(
     return b.view(beta, "4d"), b.view(b.make("mul", [stay, b.weight()], heads, n), "4d")
 
 
-def _build_unit_keys(b: Building, m: LinearAttention, made: Tensor, *, joined: bool) -> Tensor:
+def _build_unit_keys(b: GraphBuilder, m: LinearAttention, made: Tensor, *, joined: bool) -> Tensor:
     """Queries or keys of length one, in every value head where the family repeats them."""
     n, d = b.how.ubatch, m.key_head_dim
     found = b.make("l2_norm", [b.view(made, "strided", d, m.key_heads, n)], d, m.key_heads, n)

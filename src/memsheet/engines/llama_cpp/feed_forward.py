@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from memsheet.engines.llama_cpp.build import Building
+from memsheet.engines.llama_cpp.build import GraphBuilder
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.plan.model import Dense, Moe
 
 
-def build_dense_ffn(b: Building, ff: Dense, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def build_dense_ffn(b: GraphBuilder, ff: Dense, x: Tensor, sizes: dict[str, int]) -> Tensor:
     hidden, n, inner = int(x.layout[1]), int(x.layout[2]), ff.intermediate
     if ff.gated and ff.fused:
         made = b.make("glu", [b.times(sizes.get("gate_up_proj", 0), x, 2 * inner, n)], inner, n)
@@ -24,7 +24,7 @@ def build_dense_ffn(b: Building, ff: Dense, x: Tensor, sizes: dict[str, int]) ->
     return b.times(sizes.get("down_proj", 0), made, hidden, n)
 
 
-def build_moe_ffn(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def build_moe_ffn(b: GraphBuilder, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
     """Routed experts, and those that every token takes beside them."""
     hidden, n = int(x.layout[1]), int(x.layout[2])
     found = build_experts(b, ff, x, sizes)
@@ -44,7 +44,7 @@ def shared_sizes(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def build_experts(
-    b: Building,
+    b: GraphBuilder,
     ff: Moe,
     x: Tensor,
     sizes: dict[str, int],
@@ -94,7 +94,7 @@ def _expert_up_matrix_bytes(sizes: dict[str, int]) -> int:
     return sizes.get("up_proj", sizes.get("gate_up_proj", 0) // 2)
 
 
-def _build_router_weight_norm(b: Building, picked: Tensor, used: int, n: int) -> Tensor:
+def _build_router_weight_norm(b: GraphBuilder, picked: Tensor, used: int, n: int) -> Tensor:
     flat = b.view(picked, "f32", used, n)
     total = b.make("sum_rows", [flat], 1, n)
     if not b.how.fused:
@@ -102,7 +102,7 @@ def _build_router_weight_norm(b: Building, picked: Tensor, used: int, n: int) ->
     return b.view(b.make("div", [flat, total], used, n), "f32", 1, used, n)
 
 
-def _build_expert_sum(b: Building, experts: Tensor, hidden: int, used: int, n: int) -> Tensor:
+def _build_expert_sum(b: GraphBuilder, experts: Tensor, hidden: int, used: int, n: int) -> Tensor:
     if b.how.fused:
         return b.make("multi_add", [b.view(experts, "strided", hidden, n)], hidden, n)
     b.graph.expand(experts)

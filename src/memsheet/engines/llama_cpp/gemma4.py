@@ -7,7 +7,7 @@ ggml-org/llama.cpp 0c1e5709 src/models/gemma4.cpp; src/llama-graph.cpp (build_at
 
 from __future__ import annotations
 
-from memsheet.engines.llama_cpp.build import Building, Inputs
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs
 from memsheet.engines.llama_cpp.feed_forward import build_dense_ffn, build_experts, shared_sizes
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.engines.llama_cpp.grouped import build_cached_attention, build_rotary_heads
@@ -19,7 +19,7 @@ Kept = dict[bool, tuple[Tensor, Tensor]]
 
 
 def build_layer_embeddings(
-    b: Building, spec: ModelSpec, x: Tensor, layers: int, matrix: int
+    b: GraphBuilder, spec: ModelSpec, x: Tensor, layers: int, matrix: int
 ) -> Tensor | None:
     """Every layer's vectors of the batch's words, with what the words' own embeddings are projected to; the
     host looks them up. ``matrix``: bytes of the projection.
@@ -29,7 +29,7 @@ def build_layer_embeddings(
         return None
     each, device = wide // layers, b.device
     b.device = b.how.host
-    found = b.make("get_rows", [b.weight(), b.given(n, of="i32")], wide, n)
+    found = b.make("get_rows", [b.weight(), b.input_tensor(n, of="i32")], wide, n)
     found = b.make("scale", [b.view(found, "3d", each, layers, n)], each, layers, n)
     b.graph.expand(found)
     b.device = b.how.layer_devices[0]
@@ -43,7 +43,7 @@ def build_layer_embeddings(
 
 
 def build_gemma_layer(
-    b: Building,
+    b: GraphBuilder,
     block: Block,
     x: Tensor,
     inputs: Inputs,
@@ -71,7 +71,7 @@ def build_gemma_layer(
 
 
 def _build_attention_of_layer(
-    b: Building,
+    b: GraphBuilder,
     m: Attention,
     x: Tensor,
     inputs: Inputs,
@@ -91,14 +91,14 @@ def _build_attention_of_layer(
         v = b.unscaled_norm(b.view(v, "f32", d, m.kv_heads, n))
         for tensor in (q, k, v):
             b.graph.expand(tensor)
-        kept[windowed] = (b.held(kv[0]), b.held(kv[1]))
+        kept[windowed] = (b.cache_tensor(kv[0]), b.cache_tensor(kv[1]))
         b.store(k, kept[windowed][0], inputs, 0, windowed=windowed)
         b.store(v, kept[windowed][1], inputs, 1, windowed=windowed)
     made = build_cached_attention(b, m, q, kept[windowed], inputs.masks[windowed])
     return b.times(sizes.get("o_proj", 0), made, int(x.layout[1]), n)
 
 
-def _build_both_ffns(b: Building, block: Block, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def _build_both_ffns(b: GraphBuilder, block: Block, x: Tensor, sizes: dict[str, int]) -> Tensor:
     """A dense feed-forward; where the layer has experts, their sum beside it, each with norms of its own."""
     ff, hidden, n = block.feed_forward, block.hidden, b.how.ubatch
     if isinstance(ff, Dense):

@@ -7,7 +7,7 @@ weight, activations with their product and sums of experts.
 
 from __future__ import annotations
 
-from memsheet.engines.llama_cpp.build import Building, Inputs, Reserved
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs, Reserved
 from memsheet.engines.llama_cpp.delta_net import DELTA_NETS, JOINED, build_delta_net
 from memsheet.engines.llama_cpp.feed_forward import build_dense_ffn, build_moe_ffn
 from memsheet.engines.llama_cpp.gemma4 import GEMMA_4, Kept, build_gemma_layer, build_layer_embeddings
@@ -52,7 +52,7 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
 
     Raises InputError for layers that are not attention of grouped heads with a dense or routed feed-forward.
     """
-    b = Building(how=how, outputs=how.ubatch if how.outputs is None else how.outputs)
+    b = GraphBuilder(how=how, outputs=how.ubatch if how.outputs is None else how.outputs)
     blocks = [
         block
         for stack in spec.stacks
@@ -90,7 +90,7 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     b.device = how.output_device
     last = b.norm(x)
     if blocks[-1].kind in WHOLE_LAST:
-        last = b.make("get_rows", [last, b.given(b.outputs, of="i32")], spec.hidden, b.outputs)
+        last = b.make("get_rows", [last, b.input_tensor(b.outputs, of="i32")], spec.hidden, b.outputs)
     logits = b.times(bytes_of.get(-1, {}).get("head", 0), last, spec.head.width, b.outputs)
     if not how.fused:
         last.kept = logits.kept = True
@@ -104,46 +104,48 @@ last norm (src/models/qwen35.cpp, where a draft may read them all).
 """
 
 
-def _build_token_embeddings(b: Building, spec: ModelSpec) -> Tensor:
+def _build_token_embeddings(b: GraphBuilder, spec: ModelSpec) -> Tensor:
     """Embeddings of tokens. Recent versions lay the ways of other inputs beside it: embeddings as they are,
     and in the most recent ones both mixed.
     """
     hidden, n = spec.hidden, b.how.ubatch
-    x = b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n)
+    x = b.make("get_rows", [b.weight(), b.input_tensor(n, of="i32")], hidden, n)
     if not b.how.fused:
         b.graph.expand(x)
     if b.how.half_mask:
-        b.graph.expand(b.given(hidden, n))
+        b.graph.expand(b.input_tensor(hidden, n))
     if b.how.half_mask and b.how.mixed_inputs:
-        mixed = b.make("dup", [b.given(hidden, n)], hidden, n)
+        mixed = b.make("dup", [b.input_tensor(hidden, n)], hidden, n)
         tokens = [
-            b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n),
-            b.given(n, of="i64"),
+            b.make("get_rows", [b.weight(), b.input_tensor(n, of="i32")], hidden, n),
+            b.input_tensor(n, of="i64"),
             mixed,
         ]
-        tokens += [b.given(1, n)] if spec.embeddings.scaled else []
+        tokens += [b.input_tensor(1, n)] if spec.embeddings.scaled else []
         b.graph.expand(Tensor(nbytes=0, op="store", sources=tokens, base=mixed, layout=("store",)))
     return b.make("scale", [x], hidden, n) if spec.embeddings.scaled else x
 
 
-def _build_graph_inputs(b: Building, blocks: list[Block]) -> Inputs:
+def _build_graph_inputs(b: GraphBuilder, blocks: list[Block]) -> Inputs:
     n, masks = b.how.ubatch, dict[bool, Tensor]()
     attending = [m for block in blocks for m in block.mixers if isinstance(m, Attention)]
     rows = n if b.how.half_mask else -(-n // MASK_ROWS) * MASK_ROWS
     for windowed in sorted({bool(m.window or m.chunk) for m in attending} or {False}):
         cells = b.how.window_cells if windowed else b.how.cells
-        given = b.given(cells, rows, of="f16" if b.how.flash and b.how.half_mask else "f32")
+        given = b.input_tensor(cells, rows, of="f16" if b.how.flash and b.how.half_mask else "f32")
         cast = b.how.flash and not b.how.half_mask
         masks[windowed] = b.make("cpy", [given], cells, rows, of="f16") if cast else given
     if b.how.fused:
-        return Inputs(b.given(n, of="i32"), masks, {})
+        return Inputs(b.input_tensor(n, of="i32"), masks, {})
     places_each = PLACES_OF_PICTURES if any(block.kind in SEEING for block in blocks) else 1
-    states = b.given(b.how.kept_states, of="i32")
+    states = b.input_tensor(b.how.kept_states, of="i32")
     turned = (
         1 if b.how.flash else max((m.kv_heads * m.head_dim for m in attending), default=1)
     )  # every number of turned values has an index
-    places = {windowed: (b.given(n, of="i64"), b.given(n * turned, of="i64")) for windowed in masks}
-    return Inputs(b.given(places_each * n, of="i32"), masks, places, states)
+    places = {
+        windowed: (b.input_tensor(n, of="i64"), b.input_tensor(n * turned, of="i64")) for windowed in masks
+    }
+    return Inputs(b.input_tensor(places_each * n, of="i32"), masks, places, states)
 
 
 SEEING, PLACES_OF_PICTURES = frozenset({"qwen3_5_text", "qwen3_5_moe_text"}), 4
@@ -154,7 +156,7 @@ SEEING, PLACES_OF_PICTURES = frozenset({"qwen3_5_text", "qwen3_5_moe_text"}), 4
 
 
 def _build_decoder_layer(
-    b: Building,
+    b: GraphBuilder,
     block: Block,
     x: Tensor,
     inputs: Inputs,
@@ -181,7 +183,7 @@ def _build_decoder_layer(
     if sandwiched and block.kind in POST_NORM_FIRST:
         mixed = b.norm(mixed)
     if last:
-        ids = b.given(b.outputs, of="i32")
+        ids = b.input_tensor(b.outputs, of="i32")
         mixed, x = (
             b.make("get_rows", [mixed, ids], hidden, b.outputs),
             b.make("get_rows", [x, ids], hidden, b.outputs),
@@ -201,7 +203,7 @@ NEW = DELTA_NETS | GEMMA_4 | NEMOTRONS
 """Families whose graph was read as builds of 2026 write it, and is not known of others."""
 
 
-def _check_version(b: Building, block: Block) -> None:
+def _check_version(b: GraphBuilder, block: Block) -> None:
     """Raises InputError for a layer whose graph is not known of the version."""
     if block.kind in NEW and not b.how.half_mask:
         what = f"layers of {block.kind} in that version"
@@ -221,7 +223,7 @@ POST_NORM_FIRST = frozenset({"gemma3_text", "gemma2", "olmo2"})
 """
 
 
-def _feed_forward(b: Building, block: Block, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def _feed_forward(b: GraphBuilder, block: Block, x: Tensor, sizes: dict[str, int]) -> Tensor:
     ff = block.feed_forward
     if isinstance(ff, Moe):
         return build_moe_ffn(b, ff, x, sizes)

@@ -4,13 +4,13 @@ build_attn; src/models/*.cpp).
 
 from __future__ import annotations
 
-from memsheet.engines.llama_cpp.build import Building, Inputs
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.plan.model import Attention
 
 
 def build_grouped_attention(
-    b: Building,
+    b: GraphBuilder,
     m: Attention,
     x: Tensor,
     inputs: Inputs,
@@ -36,7 +36,7 @@ def build_grouped_attention(
         v = b.view(v, "3d", d, kept, n)
     for tensor in (q, k, v) if b.how.fused else (q, v, k):
         b.graph.expand(tensor)
-    keys, values = b.held(kv[0]), b.held(kv[1])
+    keys, values = b.cache_tensor(kv[0]), b.cache_tensor(kv[1])
     windowed = bool(m.window or m.chunk)
     b.store(k, keys, inputs, 0, windowed=windowed)
     b.store(v, values, inputs, 1, windowed=windowed)
@@ -50,13 +50,13 @@ def build_grouped_attention(
 
 
 def build_projection(
-    b: Building, name: str, x: Tensor, width: int, sizes: dict[str, int], biased: set[str]
+    b: GraphBuilder, name: str, x: Tensor, width: int, sizes: dict[str, int], biased: set[str]
 ) -> Tensor:
     found = b.times(sizes.get(name, 0), x, width, b.how.ubatch)
     return b.make("add", [found, b.weight()], width, b.how.ubatch) if name in biased else found
 
 
-def build_rotary_heads(b: Building, m: Attention, x: Tensor, heads: int, inputs: Inputs) -> Tensor:
+def build_rotary_heads(b: GraphBuilder, m: Attention, x: Tensor, heads: int, inputs: Inputs) -> Tensor:
     """Heads apart, normalised where the family does, and rotated."""
     shaped = b.view(x, "f32", m.head_dim, heads, b.how.ubatch)
     shaped.rows = b.how.ubatch
@@ -66,7 +66,7 @@ def build_rotary_heads(b: Building, m: Attention, x: Tensor, heads: int, inputs:
 
 
 def build_cached_attention(
-    b: Building, m: Attention, q: Tensor, cache: tuple[Tensor, Tensor], mask: Tensor
+    b: GraphBuilder, m: Attention, q: Tensor, cache: tuple[Tensor, Tensor], mask: Tensor
 ) -> Tensor:
     """Attention of queries, (head, heads, tokens), over a layer's cache, expanded: fused, or scores of every
     head over every cell.

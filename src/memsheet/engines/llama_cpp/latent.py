@@ -7,13 +7,13 @@ without their rotary part.
 
 from __future__ import annotations
 
-from memsheet.engines.llama_cpp.build import Building, Inputs
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.plan.model import LatentAttention
 
 
 def latent_attention(
-    b: Building, m: LatentAttention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]
+    b: GraphBuilder, m: LatentAttention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]
 ) -> Tensor:
     """One layer's attention, output projection included."""
     n, heads, lora, rope = b.how.ubatch, m.heads, m.kv_lora_rank, m.qk_rope_head_dim
@@ -34,14 +34,14 @@ def latent_attention(
     key = b.make("concat", [latent, k_turned], lora + rope, 1, n)
     for tensor in (query, latent, key):
         b.graph.expand(tensor)
-    cache = b.held(kv[0])
+    cache = b.cache_tensor(kv[0])
     b.store(key, cache, inputs, 0)
     made = _over_latents(b, m, query, b.view(cache, "read"), inputs.masks[False], sizes)
     b.graph.expand(made)
     return b.times(sizes.get("o_proj", 0), made, int(x.layout[1]), n)
 
 
-def build_latent_queries(b: Building, m: LatentAttention, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def build_latent_queries(b: GraphBuilder, m: LatentAttention, x: Tensor, sizes: dict[str, int]) -> Tensor:
     """Queries of all heads, by way of a latent of their own where there is one."""
     n, width = b.how.ubatch, m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
     if m.q_lora_rank is None:
@@ -51,7 +51,7 @@ def build_latent_queries(b: Building, m: LatentAttention, x: Tensor, sizes: dict
 
 
 def _over_latents(
-    b: Building, m: LatentAttention, query: Tensor, cache: Tensor, mask: Tensor, sizes: dict[str, int]
+    b: GraphBuilder, m: LatentAttention, query: Tensor, cache: Tensor, mask: Tensor, sizes: dict[str, int]
 ) -> Tensor:
     """Attention in the latent's space, then every head's own values."""
     n, heads, lora = b.how.ubatch, m.heads, m.kv_lora_rank

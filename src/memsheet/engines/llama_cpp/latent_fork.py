@@ -8,7 +8,7 @@ rotary part alone.
 from __future__ import annotations
 
 from memsheet.arith import Count, at_least, where
-from memsheet.engines.llama_cpp.build import Building, Inputs
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.engines.llama_cpp.latent import build_latent_queries
 from memsheet.errors import input_error
@@ -24,7 +24,7 @@ LONG = 128
 
 
 def fork_attention(
-    b: Building, m: LatentAttention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]
+    b: GraphBuilder, m: LatentAttention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]
 ) -> Tensor:
     """One layer's attention, output projection included.
 
@@ -44,7 +44,7 @@ def fork_attention(
     joined = b.times(sizes.get("kv_a_proj_with_mqa", 0), x, lora + rope, n)
     k_turned = b.make("rope", [b.view(joined, "strided", rope, 1, n), inputs.positions], rope, 1, n)
     latent = b.norm(b.view(joined, "strided", lora, n))
-    cache = b.held(kv[0])
+    cache = b.cache_tensor(kv[0])
     b.store(b.make("concat", [latent, b.view(k_turned, "permuted")], lora + rope, n), cache, inputs, 0)
     long = b.how.mla_mode >= UNPACKED and n >= LONG
     made = (_build_unpacked_attention if long else _build_absorbed_attention)(
@@ -92,7 +92,7 @@ Queries = tuple[Tensor, Tensor]
 
 
 def _build_unpacked_attention(
-    b: Building, m: LatentAttention, q: Queries, cache: Tensor, mask: Tensor, sizes: dict[str, int]
+    b: GraphBuilder, m: LatentAttention, q: Queries, cache: Tensor, mask: Tensor, sizes: dict[str, int]
 ) -> Tensor:
     """Some heads after others. Their keys and values are all made first: what reads them is added to the
     graph after the last.
@@ -133,7 +133,7 @@ def _build_unpacked_attention(
 
 
 def _build_absorbed_attention(
-    b: Building, m: LatentAttention, q: Queries, cache: Tensor, mask: Tensor, sizes: dict[str, int]
+    b: GraphBuilder, m: LatentAttention, q: Queries, cache: Tensor, mask: Tensor, sizes: dict[str, int]
 ) -> Tensor:
     """Queries taken into the latent's space, and what attention makes there taken back out of it."""
     n, heads, lora, rope = b.how.ubatch, m.heads, m.kv_lora_rank, m.qk_rope_head_dim

@@ -6,14 +6,14 @@ ggml-org/llama.cpp 0c1e5709 src/models/mamba-base.cpp, build_mamba2_layer.
 
 from __future__ import annotations
 
-from memsheet.engines.llama_cpp.build import Building, Inputs
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.engines.llama_cpp.states import build_convolution, chosen_states, clear_states, write_state_rows
 from memsheet.plan.model import StateSpace
 
 
 def build_mamba2(
-    b: Building,
+    b: GraphBuilder,
     m: StateSpace,
     x: Tensor,
     inputs: Inputs,
@@ -23,7 +23,7 @@ def build_mamba2(
     """One layer's mixer, output projection included. ``held``: bytes of its two kinds of states."""
     n, sequences, d = b.how.ubatch, b.how.sequences, m.inner // m.heads
     wide = 2 * m.inner + 2 * m.groups * m.state + m.heads
-    convolved, carried = b.held(held[0]), b.held(held[1])
+    convolved, carried = b.cache_tensor(held[0]), b.cache_tensor(held[1])
     joined = b.times(sizes.get("in_proj", 0), x, wide, n)
     seen, channels = build_convolution(b, m, b.view(joined, "turned"), convolved, inputs)
     made = b.make("ssm_conv", [seen, b.weight()], channels, n // sequences, sequences)

@@ -6,7 +6,7 @@ ggml-org/llama.cpp 0c1e5709 src/models/nemotron-h.cpp.
 
 from __future__ import annotations
 
-from memsheet.engines.llama_cpp.build import Building, Inputs
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs
 from memsheet.engines.llama_cpp.feed_forward import build_dense_ffn, build_experts, shared_sizes
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.engines.llama_cpp.grouped import build_grouped_attention
@@ -17,7 +17,7 @@ NEMOTRONS = frozenset({"nemotron_h"})
 
 
 def build_nemotron_layer(
-    b: Building, block: Block, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]
+    b: GraphBuilder, block: Block, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]
 ) -> Tensor:
     """One layer, over all positions."""
     normed, ff = b.norm(x), block.feed_forward
@@ -34,7 +34,7 @@ def build_nemotron_layer(
     return b.make("add", [made, x], block.hidden, b.how.ubatch)
 
 
-def _build_narrow_experts(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
+def _build_narrow_experts(b: GraphBuilder, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
     """Experts over a projection of the layer's input where there is one, and one that sees the whole."""
     hidden, n = int(x.layout[1]), b.how.ubatch
     width = next(w.shape[-1] for w in ff.routed if w.path.endswith("up_proj"))

@@ -16,7 +16,7 @@ from memsheet.engines.llama_cpp.buffers import (
     CELLS,
     Buffers,
     Facts,
-    Placed,
+    LayerDevices,
     blocks_of,
     buffers_of,
     cache_of,
@@ -231,7 +231,13 @@ def _device_cache_room_bytes(sheet: Sheet, cluster: Cluster) -> int:
 
 
 def _llama_sequences_that_fit(
-    spec: ModelSpec, plan: Plan, where: Placed, rooms: list[int], length: int, *, windows: int | None = None
+    spec: ModelSpec,
+    plan: Plan,
+    where: LayerDevices,
+    rooms: list[int],
+    length: int,
+    *,
+    windows: int | None = None,
 ) -> int:
     """Sequences of a length whose cells all devices have room for, each cell with its column of the mask and
     what is unpacked of it. ``windows``: kept whatever their number.

@@ -8,7 +8,7 @@ src/llama-graph.cpp (build_rs).
 from __future__ import annotations
 
 from memsheet.arith import Count, given_or
-from memsheet.engines.llama_cpp.build import Building, Inputs
+from memsheet.engines.llama_cpp.build import GraphBuilder, Inputs
 from memsheet.engines.llama_cpp.ggml import Tensor
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Block, LinearAttention, StateSpace
@@ -58,18 +58,18 @@ def state_bytes(block: Block, plan: Plan) -> tuple[Count, Count]:
     return FP32.nbytes(rows * convolved), FP32.nbytes(rows * carried)
 
 
-def chosen_states(b: Building, inputs: Inputs) -> Tensor:
+def chosen_states(b: GraphBuilder, inputs: Inputs) -> Tensor:
     """Which of the kept states are the batch's."""
-    return inputs.states or b.given(b.how.kept_states, of="i32")
+    return inputs.states or b.input_tensor(b.how.kept_states, of="i32")
 
 
-def clear_states(b: Building, kept: Tensor) -> None:
+def clear_states(b: GraphBuilder, kept: Tensor) -> None:
     """Zeros in place of the state of a sequence that starts, at once."""
     cleared = Tensor(nbytes=0, op="store", sources=[b.view(kept, "cleared")], base=kept, layout=("store",))
     b.graph.expand(cleared)
 
 
-def read_state_rows(b: Building, kept: Tensor, inputs: Inputs, elements: int) -> Tensor:
+def read_state_rows(b: GraphBuilder, kept: Tensor, inputs: Inputs, elements: int) -> Tensor:
     """The rows of the batch's sequences; those of all others are copied behind them."""
     chosen = chosen_states(b, inputs)
     clear_states(b, kept)
@@ -81,14 +81,14 @@ def read_state_rows(b: Building, kept: Tensor, inputs: Inputs, elements: int) ->
     return rows
 
 
-def write_state_rows(b: Building, rows: Tensor, kept: Tensor) -> None:
+def write_state_rows(b: GraphBuilder, rows: Tensor, kept: Tensor) -> None:
     """Put rows in their place in the memory, at once."""
     sources = [rows, b.view(kept, "rows")]
     b.graph.expand(Tensor(nbytes=0, op="store", sources=sources, base=kept, layout=("store",)))
 
 
 def build_convolution(
-    b: Building, m: Stateful, x: Tensor, kept: Tensor, inputs: Inputs
+    b: GraphBuilder, m: Stateful, x: Tensor, kept: Tensor, inputs: Inputs
 ) -> tuple[Tensor, int]:
     """A causal convolution over what a sequence's last tokens left and the batch's, and its channels."""
     channels, kernel, each = convolved_channels(m), convolution_kernel(m), b.how.ubatch // b.how.sequences

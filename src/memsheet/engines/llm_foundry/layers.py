@@ -14,7 +14,7 @@ from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.model_code.transformers import ends
 from memsheet.formulas.model_code.transformers.norms import fused_layer_norm
 from memsheet.formulas.numerics import RunConfig, record_parameter
-from memsheet.formulas.tapes.graph import Joined, Tensor
+from memsheet.formulas.tapes.graph import GradientSum, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
@@ -110,7 +110,7 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
 
 
 def token_position_embeddings(
-    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: GradientSum
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Tokens and, for each sequence, positions (mpt/modeling_mpt.py:525-580); the sum takes over the name of
     the first.

@@ -13,7 +13,7 @@ from memsheet.formulas.serving.dp_attention import SENT, forward_paths, group_pl
 from memsheet.formulas.serving.loaded import loaded_tensors
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.widest_layer import block_bytes
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.states.params import parameter_tensors
 from memsheet.frozen import replace
 from memsheet.plan.model import Block, ModelSpec, Moe, Role, Weight
@@ -32,7 +32,7 @@ KEPT_FREE = Cited(
 )
 
 
-def grouped_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
+def grouped_tensors(part: ModelSpec, plan: Plan) -> tuple[HeldTensor, ...]:
     """SGLang's parameters of a stage on a rank: attention and the embedding cut over a group's ranks,
     feed-forward layers over all, the output matrix over all unless each group has its own.
     """

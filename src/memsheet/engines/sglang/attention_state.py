@@ -45,7 +45,7 @@ model_executor/model_runner.py:387), then for all (v0.5.12 server_args.py:2607);
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class StateSizes:
     """What the buffers are sized by: ``rows`` tokens of the largest graph, of ``length`` tokens each at most,
     and how many ``sizes`` are recorded. ``heads``: elements of a rank's attention output; ``kinds``: of
     windows.
@@ -66,7 +66,7 @@ class Asked:
     cites=SGLANG,
     at="v0.5.23 layers/attention/flashattention_kernels.py:2443: a page's number, in each kind of window",
 )
-def paged_tables(asked: Asked) -> Bytes:
+def paged_tables(asked: StateSizes) -> Bytes:
     """Bytes of the tables of pages that FlashAttention and TensorRT-LLM's kernels read."""
     return Bytes.exact(asked.kinds * INT32.nbytes(asked.rows * ceil_div(asked.length, asked.page)))
 
@@ -78,7 +78,7 @@ def paged_tables(asked: Asked) -> Bytes:
         "of one byte; a wrapper for each size that is recorded"
     ),
 )
-def flashinfer_bytes(asked: Asked) -> Bytes:
+def flashinfer_bytes(asked: StateSizes) -> Bytes:
     """Bytes of FlashInfer's workspace, of its tables and of its wrappers."""
     tables = asked.rows * asked.length * (asked.kinds * INT32.nbytes(1) + 1)
     wrappers = asked.kinds * (asked.sizes + EAGER_WRAPPERS - 1) + 1
@@ -92,7 +92,7 @@ def flashinfer_bytes(asked: Asked) -> Bytes:
         "sequence, a token's place and a mask of one byte"
     ),
 )
-def triton_bytes(asked: Asked) -> Bytes:
+def triton_bytes(asked: StateSizes) -> Bytes:
     """Bytes of Triton's buffers for graphs; those of places are of four bytes in older releases, of eight in
     newer.
     """
@@ -109,7 +109,7 @@ def attention_items(
     part: ModelSpec, plan: Plan, release: Release, rows: Count, sizes: int, device: Device | None
 ) -> list[Item]:
     """Buffers of the backend that a release takes by itself: a range where it may take one of several."""
-    asked = _asked(part, plan, release, rows if plan.options.captures else 0, sizes)
+    asked = _state_sizes(part, plan, release, rows if plan.options.captures else 0, sizes)
     if asked is None:
         return []
     taken, others = _backends(part, plan, release, device)
@@ -127,7 +127,7 @@ def attention_items(
     ]
 
 
-def _asked(part: ModelSpec, plan: Plan, release: Release, rows: Count, sizes: int) -> Asked | None:
+def _state_sizes(part: ModelSpec, plan: Plan, release: Release, rows: Count, sizes: int) -> StateSizes | None:
     mixers = [mixer for mixer in part.mixers() if isinstance(mixer, Attention | LatentAttention)]
     if not mixers:
         return None
@@ -138,7 +138,7 @@ def _asked(part: ModelSpec, plan: Plan, release: Release, rows: Count, sizes: in
     ]
     windows = any(isinstance(mixer, Attention) and mixer.window for mixer in mixers)
     grown = latent and release.since >= LATENT_SPLITS_SINCE
-    return Asked(
+    return StateSizes(
         rows=rows,
         length=plan.serving.max_model_len or 0,
         sizes=sizes if plan.options.captures else 0,
@@ -151,7 +151,7 @@ def _asked(part: ModelSpec, plan: Plan, release: Release, rows: Count, sizes: in
     )
 
 
-Backend = Callable[[Asked], Bytes]
+Backend = Callable[[StateSizes], Bytes]
 
 
 def _backends(
@@ -178,7 +178,7 @@ def _backends(
     return usual, (triton_bytes, flashinfer_bytes)
 
 
-def _trtllm_bytes(asked: Asked) -> Bytes:
+def _trtllm_bytes(asked: StateSizes) -> Bytes:
     tables = paged_tables(asked)
     return Bytes(tables.low, tables.value + WIDE_WORKSPACE, tables.high + WIDE_WORKSPACE)
 

@@ -23,7 +23,7 @@ DRAFTING = Drafting(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class DraftReserve:
     """What a release does for a draft. ``headed_mib``, ``model_mib``: kept free for a head or for a model of
     its own; ``ahead``: the pool grows by the tokens that are drafted and verified; ``first``: the draft is
     loaded before the pool is sized, and its layers are counted in it.
@@ -39,13 +39,13 @@ class Kept:
 
 
 KEPT = (
-    Kept(since=(0, 0), requests=32, ahead=True),
-    Kept(since=(0, 4, 6), ahead=True),
-    Kept(since=(0, 4, 8), headed_mib=2048, model_mib=2048, ahead=True),
-    Kept(since=(0, 5, 4), headed_mib=2048, model_mib=6144, ahead=True, table=True),
-    Kept(since=(0, 5, 8), headed_mib=2048, model_mib=6144, table=True),
-    Kept(since=(0, 5, 12), headed_mib=4096, model_mib=6144, table=True),
-    Kept(since=(0, 5, 20), first=True, table=True),
+    DraftReserve(since=(0, 0), requests=32, ahead=True),
+    DraftReserve(since=(0, 4, 6), ahead=True),
+    DraftReserve(since=(0, 4, 8), headed_mib=2048, model_mib=2048, ahead=True),
+    DraftReserve(since=(0, 5, 4), headed_mib=2048, model_mib=6144, ahead=True, table=True),
+    DraftReserve(since=(0, 5, 8), headed_mib=2048, model_mib=6144, table=True),
+    DraftReserve(since=(0, 5, 12), headed_mib=4096, model_mib=6144, table=True),
+    DraftReserve(since=(0, 5, 20), first=True, table=True),
 )
 """Requests: v0.4.3.post4 server_args.py:279, v0.4.6.post1 :329, v0.5.23 arg_groups/speculative_hook.py:1086.
 The rest: v0.4.6.post1 :751-771, v0.4.8.post1 server_args.py:307, v0.5.4.post3 :809 and model_runner.py:1575,
@@ -54,7 +54,7 @@ managers/scheduler.py:1087-1137, model_executor/pool_configurator.py:259 and arg
 """
 
 
-def kept_of(version: str | None) -> Kept:
+def kept_of(version: str | None) -> DraftReserve:
     """What the release that stands for a version does."""
     number = version_of(version)
     return [kept for kept in KEPT if kept.since <= number][-1]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count, given_or, maximum
-from memsheet.engines.sglang.drafting import Kept, kept_of
+from memsheet.engines.sglang.drafting import DraftReserve, kept_of
 from memsheet.engines.sglang.loaded import WAYS
 from memsheet.formulas.serving.drafts import (
     PREFIX,
@@ -120,7 +120,7 @@ def ahead_tokens(plan: Plan) -> Count:
 )
 def table_tokens(plan: Plan) -> Count:
     """Tokens of a request in the table that says where each is."""
-    kept: Kept = kept_of(plan.engine_version)
+    kept: DraftReserve = kept_of(plan.engine_version)
     return given_or(plan.serving.max_model_len, 1) + (
         verified_tokens(plan) if plan.speculative is not None and kept.table else 0
     )

@@ -64,7 +64,7 @@ LARGE = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class SlotRules:
     """How the pool is sized: its bytes for each byte of tokens, slots where they are asked for, and slots
     that a request holds.
     """
@@ -74,7 +74,7 @@ class Keeping:
     each: int = SLOTS
 
 
-USUAL = Keeping()
+USUAL = SlotRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +108,13 @@ class States:
 NO_STATES = States(slots=NOTHING, bytes=NOTHING)
 
 
-def keeping_of(part: ModelSpec, plan: Plan, release: Release) -> Keeping:
+def keeping_of(part: ModelSpec, plan: Plan, release: Release) -> SlotRules:
     """As the plan says, else as the release does for the family: until 0.5.12 no snapshots unless they are
     asked for (server_args.py:1187).
     """
     own = sglang_options(plan)
     snapshots = release.since >= STATELESS_SINCE and bool(_block_kinds(part) & SNAPSHOTS)
-    return Keeping(
+    return SlotRules(
         share=own.state_ratio if own.state_ratio is not None else SHARE_OF_TOKENS,
         asked=own.state_slots,
         each=SLOTS + (MORE_SLOTS if snapshots else 0),
@@ -166,7 +166,7 @@ def _summed_dtype(mixer: Mixer) -> DType:
         "slot of padding besides"
     ),
 )
-def states_of(slot: Count, room: Bytes | None, how: Keeping = USUAL) -> States:
+def states_of(slot: Count, room: Bytes | None, how: SlotRules = USUAL) -> States:
     """The pool that a stage's room has for slots of a size."""
     if room is None or is_zero(slot):
         return NO_STATES

@@ -28,7 +28,7 @@ from memsheet.formulas.serving.kv_cache import (
     kept_tokens,
     kv_elements_per_token,
 )
-from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.formulas.states.held import HeldTensor, WholeRoles, held_tensors, parameter_bytes
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
@@ -84,7 +84,7 @@ def _tensor_bytes_by_instant(tensors: list[Item]) -> dict[Instant, Count]:
 
 def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     """Items of a rank at load, prefill and decode."""
-    keeping = Keeping(engine.whole_roles, latent_attention=engine.whole_latent and not splits_latent(spec))
+    keeping = WholeRoles(engine.whole_roles, latent_attention=engine.whole_latent and not splits_latent(spec))
     held = tuple(held_tensors(spec, plan, keeping))
     instants = (
         (Instant.LOAD,) if plan.serving.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
@@ -189,7 +189,7 @@ def _memory_tokens(spec: ModelSpec, prompt: Count) -> Count:
     return sum(tower.tokens_per_image or 0 for tower in spec.towers)
 
 
-def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held, ...]) -> list[Item]:
+def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[HeldTensor, ...]) -> list[Item]:
     """Temporaries of the widest layer and the logits. Without --prompt-tokens nobody says whether prompts are
     read one by one or all at once: the low end is one token each, the value one full sequence, the high end
     the whole batch.

@@ -13,7 +13,7 @@ from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rot
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.evaluate import evaluate_tape
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
@@ -470,7 +470,7 @@ def _mixer_width(mixer: object) -> Count:
     cites=QLORA,
     at="section 3: a matrix is dequantized to the compute dtype before it is multiplied by; one at a time",
 )
-def dequantized_bytes(held: tuple[Held, ...], plan: Plan) -> Count:
+def dequantized_bytes(held: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """The largest quantized matrix (of experts: one expert's) in the compute dtype."""
     how = plan.quantization
     if how is None or not how.weights.name.startswith(DEQUANTIZED):

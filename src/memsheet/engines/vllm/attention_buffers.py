@@ -49,7 +49,7 @@ def attention_item(
             beside = flashinfer_bytes(part, plan, release, largest)
         case "triton":
             beside = Bytes(0, *(triton_bytes(part, plan, parts) for parts in (SEGMENTS, MOST_SEGMENTS)))
-        case None if not flash_attention_is_sure(part, plan, device):
+        case None if not always_takes_flash_attention(part, plan, device):
             beside = Bytes(0, 0, flashinfer_workspace_bytes(part, plan, release).high)
         case _:
             beside = NOTHING
@@ -114,7 +114,7 @@ def triton_bytes(part: ModelSpec, plan: Plan, parts: int) -> Count:
 LARGEST_HEAD, FLASH_UNITS = 256, ("8.", "9.", "12.")
 
 
-def flash_attention_is_sure(part: ModelSpec, plan: Plan, device: Device | None) -> bool:
+def always_takes_flash_attention(part: ModelSpec, plan: Plan, device: Device | None) -> bool:
     """Whether no release takes FlashInfer by itself: FlashAttention comes first but on data-centre Blackwell,
     and refuses heads of some widths, other number formats, attention sinks outside Hopper, and pictures that
     are attended to from both sides (v0.11.0 platforms/cuda.py:330, v0.16.0 and v0.33.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count
-from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
+from memsheet.engines.vllm.pages import CacheReach, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.capacity import concurrency_facts, lengths_of
 from memsheet.formulas.serving.sparse_index import served_bytes_per_token
@@ -60,7 +60,7 @@ class Pool:
         )
 
     def _tokens(self, blocks: int, max_model_len: int) -> int:
-        paged = [group.block_tokens for group in self.layout.groups if group.kept is not Kept.STATE]
+        paged = [group.block_tokens for group in self.layout.groups if group.kept is not CacheReach.STATE]
         if self.release.lines in ("by_length", "joined"):
             return int(self._concurrent(blocks, max_model_len) * max_model_len)
         return blocks // max(1, len(self.layout.groups)) * min(paged, default=max_model_len)
@@ -88,7 +88,7 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
         "kv_bytes_per_sequence": sequence_blocks(whole, full, pool.release) * whole.block_bytes,
         "kv_tokens": tokens.value, "kv_tokens_low": tokens.low, "kv_tokens_high": tokens.high,
         "pages": pool.blocks.value, "page_bytes_per_rank": pool.layout.block_bytes,
-        "page_tokens": min((group.block_tokens for group in pool.layout.groups if group.kept is not Kept.STATE), default=0),
+        "page_tokens": min((group.block_tokens for group in pool.layout.groups if group.kept is not CacheReach.STATE), default=0),
         "groups": [f"{group.layers} layers that keep {group.kept.value}" for group in pool.layout.groups],
         "max_sequences": {str(n): pool.sequences(n).value for n in lengths_of(plan)},
         "capacity": concurrency_facts(plan, pool.sequences, _contiguous_cache_sequences(plan, pool, per_token), _paging_waste_bytes(whole)),
@@ -113,7 +113,7 @@ def cacheless_facts(plan: Plan) -> Mapping[str, Any]:
 )
 def shared_blocks(layout: Layout, tokens: Count) -> Count:
     """Blocks that hold the beginning of every prompt, once for all sequences."""
-    return sum(tokens // group.block_tokens for group in layout.groups if group.kept is Kept.ALL)
+    return sum(tokens // group.block_tokens for group in layout.groups if group.kept is CacheReach.ALL)
 
 
 def _contiguous_cache_sequences(plan: Plan, pool: Pool, per_token: int) -> int:
@@ -128,5 +128,5 @@ def _paging_waste_bytes(layout: Layout) -> int:
     """Half a block of each group that keeps tokens: what the last block of a sequence leaves empty on average
     (arXiv:2309.06180, section 4.3).
     """
-    paged = sum(1 for group in layout.groups if group.kept is not Kept.STATE)
+    paged = sum(1 for group in layout.groups if group.kept is not CacheReach.STATE)
     return int(paged * layout.block_bytes // 2)

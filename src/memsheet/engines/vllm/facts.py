@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.engines.vllm.drafting import DRAFTING
 from memsheet.engines.vllm.format_needs import FORMAT_NEEDS
 from memsheet.engines.vllm.library_code import LIBRARY_CODE
-from memsheet.engines.vllm.releases import Release, Sampler, Shown
+from memsheet.engines.vllm.releases import ProfiledPictures, Release, Sampler
 from memsheet.engines.vllm.served_since import SERVED_SINCE
 from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
@@ -31,7 +31,7 @@ with late_functions(__name__):
 
 V0: dict[str, Any] = {
     "memory_fraction": 0.9, "sampler": Sampler.SORTED, "window_pages": False, "chunked": False, "sized_by_card": False, "lines": "v0",
-    "shown": Shown.NONE,
+    "shown": ProfiledPictures.NONE,
 }  # fmt: skip
 GROWTH: dict[str, Any] = {"memory_fraction": 0.9, "sampler": Sampler.SORTED, "counts_context": False}
 GRAPHS: dict[str, Any] = {
@@ -47,11 +47,11 @@ RELEASES = (
     Release(tag="v0.6.4.post1", since=(0, 0), **V0, counts_context=True, counts_gaps=True),
     Release(tag="v0.6.6", since=(0, 6, 5), **V0, counts_context=False, counts_gaps=True),
     Release(tag="v0.7.3", since=(0, 7), **V0, counts_context=False),
-    Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, counts_gaps=True, takes_flashinfer=True, window_pages=False, shown=Shown.MORE),
-    Release(tag="v0.9.2", since=(0, 9), **GROWTH, takes_flashinfer=True, shown=Shown.MORE),
+    Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, counts_gaps=True, takes_flashinfer=True, window_pages=False, shown=ProfiledPictures.MORE),
+    Release(tag="v0.9.2", since=(0, 9), **GROWTH, takes_flashinfer=True, shown=ProfiledPictures.MORE),
     Release(tag="v0.10.2", since=(0, 10), **GROWTH, takes_flashinfer=True),
-    Release(tag="v0.11.0", since=(0, 11), **GROWTH, takes_flashinfer=True, shown=Shown.BATCH),
-    Release(tag="v0.12.0", since=(0, 12), **GROWTH, shown=Shown.PICTURE),
+    Release(tag="v0.11.0", since=(0, 11), **GROWTH, takes_flashinfer=True, shown=ProfiledPictures.BATCH),
+    Release(tag="v0.12.0", since=(0, 12), **GROWTH, shown=ProfiledPictures.PICTURE),
     Release(tag="v0.14.0", since=(0, 14), **GROWTH),
     Release(tag="v0.16.0", since=(0, 16), **GROWTH, state_pages=2),
     Release(tag="v0.18.0", since=(0, 18), **{**GRAPHS, "memory_fraction": 0.9, "counts_graphs": False}),

@@ -7,7 +7,7 @@ from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.runtime import NVIDIA
 from memsheet.formulas.serving.loaded import Ways, with_blocks, with_own_projections
 from memsheet.formulas.serving.packed_experts import MARLIN, TENSORRT, TRITON, Packing
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import replace
 from memsheet.plan.device import Device
 from memsheet.plan.hardware import version_of
@@ -112,7 +112,7 @@ def _tower_as_cut(tower: Tower, model_type: str) -> Tower:
     return replace(tower, stack=replace(tower.stack, runs=tuple(runs)), projector=projector)
 
 
-def with_packed_ends(held: tuple[Held, ...], plan: Plan) -> tuple[Held, ...]:
+def with_packed_ends(held: tuple[HeldTensor, ...], plan: Plan) -> tuple[HeldTensor, ...]:
     """The tensors, of which GGUF's tables of words are as packed as its matrices (v0.6.6 and v0.9.2
     model_executor/layers/quantization/gguf.py, GGUFEmbeddingMethod: rows are unpacked as they are looked up).
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import reduce
 
 from memsheet.arith import Count, maximum
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.plan.dtypes import FP8
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec, Role
@@ -30,7 +30,7 @@ def quantizes_online(part: ModelSpec, plan: Plan) -> bool:
     return plan.quantization is not None and plan.quantization.weights is FP8 and part.quantization is None
 
 
-def unquantized_items(part: ModelSpec, plan: Plan, held: Iterable[Held]) -> list[Item]:
+def unquantized_items(part: ModelSpec, plan: Plan, held: Iterable[HeldTensor]) -> list[Item]:
     """What weights take beyond their eight bits until all are loaded, where a release quantizes them then."""
     if not quantizes_online(part, plan) or version_of(plan.engine_version) >= STREAMED_SINCE:
         return []
@@ -45,7 +45,7 @@ def unquantized_items(part: ModelSpec, plan: Plan, held: Iterable[Held]) -> list
         "checkpoint is in fp8; process_weights_after_loading, a layer after another once all are loaded"
     ),
 )
-def unquantized_bytes(plan: Plan, held: Iterable[Held]) -> Bytes:
+def unquantized_bytes(plan: Plan, held: Iterable[HeldTensor]) -> Bytes:
     """Bytes of the matrices in the model's dtype less those in eight bits, which the sheet has; at the most
     with one matrix in both.
     """

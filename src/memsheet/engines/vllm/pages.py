@@ -58,7 +58,7 @@ envs.py:1440 VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, v0.33.0 :1931).
 """
 
 
-class Kept(Enum):
+class CacheReach(Enum):
     """What a layer keeps of a sequence."""
 
     ALL = "all tokens"
@@ -75,7 +75,7 @@ class Kind:
     ``checkpoints``: states that a prompt leaves inside a pass.
     """
 
-    kept: Kept
+    kept: CacheReach
     reach: int = 0
     block_tokens: int
     page_bytes: Count
@@ -160,7 +160,7 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                         "--engine transformers",
                     )
                 yield Kind(
-                    kept=Kept.MEMORY,
+                    kept=CacheReach.MEMORY,
                     reach=sum(tower.tokens_per_image or 0 for tower in part.towers),
                     block_tokens=plan.cache.page_tokens,
                     layers=layers,
@@ -171,7 +171,7 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
             case Attention() | LatentAttention():
                 if index := index_token_bytes(mixer):
                     yield Kind(
-                        kept=Kept.ALL,
+                        kept=CacheReach.ALL,
                         block_tokens=plan.cache.page_tokens,
                         layers=layers,
                         page_bytes=index * plan.cache.page_tokens,
@@ -195,7 +195,7 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
             case _:
                 size = state_page_bytes(mixer, plan.precision.compute, plan.mesh.tp)
                 yield Kind(
-                    kept=Kept.STATE,
+                    kept=CacheReach.STATE,
                     block_tokens=0,
                     page_bytes=size,
                     layers=layers,
@@ -215,14 +215,14 @@ def _exports_states(mixer: Mixer) -> bool:
     return _is_gated_delta(mixer) or (isinstance(mixer, StateSpace) and mixer.kind == "mamba2")
 
 
-def _kept_reach(mixer: Attention | LatentAttention, release: Release) -> tuple[Kept, int]:
+def _kept_reach(mixer: Attention | LatentAttention, release: Release) -> tuple[CacheReach, int]:
     """What a layer of attention keeps, and tokens of its window or chunk."""
     if isinstance(mixer, Attention) and release.window_pages:
         if mixer.window:
-            return Kept.WINDOW, mixer.window
+            return CacheReach.WINDOW, mixer.window
         if mixer.chunk and release.since >= CHUNKS_SINCE:
-            return Kept.CHUNK, mixer.chunk
-    return Kept.ALL, 0
+            return CacheReach.CHUNK, mixer.chunk
+    return CacheReach.ALL, 0
 
 
 def layout_of(kinds: tuple[Kind, ...], release: Release) -> Layout:
@@ -256,14 +256,14 @@ def _beside_states(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
     """Blocks of attention grow until a page holds the largest state; states are padded to it
     (``_equal_pages``).
     """
-    states = [kind.page_bytes for kind in kinds if kind.kept is Kept.STATE]
+    states = [kind.page_bytes for kind in kinds if kind.kept is CacheReach.STATE]
     if not states:
         return kinds
     largest = max(states)
-    grid = min(kind.alignment for kind in kinds if kind.kept is Kept.STATE)
+    grid = min(kind.alignment for kind in kinds if kind.kept is CacheReach.STATE)
     return tuple(
         kind
-        if kind.kept is Kept.STATE
+        if kind.kept is CacheReach.STATE
         else _enlarge_page_to_state(replace(kind, alignment=lcm(kind.alignment, grid)), largest)
         for kind in kinds
     )
@@ -296,7 +296,7 @@ def _equal_pages(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
     def enlarged(kind: Kind) -> Count:
         more = where(largest % kind.page_bytes == 0, largest // kind.page_bytes, 1)
-        return kind.block_tokens * (1 if kind.kept is Kept.STATE else more)
+        return kind.block_tokens * (1 if kind.kept is CacheReach.STATE else more)
 
     return tuple(replace(kind, page_bytes=largest, block_tokens=enlarged(kind)) for kind in kinds)
 
@@ -322,15 +322,15 @@ def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1
     computed.
     """
     match group.kept:
-        case Kept.ALL:
+        case CacheReach.ALL:
             return ceil_div(tokens, group.block_tokens)
-        case Kept.WINDOW:
+        case CacheReach.WINDOW:
             return ceil_div(minimum(group.reach - 1 + in_flight, tokens), group.block_tokens) + 1
-        case Kept.CHUNK:
+        case CacheReach.CHUNK:
             return ceil_div(minimum(group.reach + in_flight, tokens), group.block_tokens)
-        case Kept.STATE:
+        case CacheReach.STATE:
             return release.state_pages + group.checkpoints
-        case Kept.MEMORY:
+        case CacheReach.MEMORY:
             return ceil_div(group.reach, group.block_tokens)
 
 

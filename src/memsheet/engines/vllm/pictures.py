@@ -8,7 +8,7 @@ from functools import reduce
 from math import prod
 
 from memsheet.arith import Count, at_least, ceil_div, given_or, maximum, minimum, where
-from memsheet.engines.vllm.releases import Release, Shown
+from memsheet.engines.vllm.releases import ProfiledPictures, Release
 from memsheet.formulas.serving.widest_layer import (
     MERGED_PATCHES,
     block_bytes,
@@ -21,7 +21,7 @@ from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item
 
-COPIED = (Shown.BATCH, Shown.PICTURE)
+COPIED = (ProfiledPictures.BATCH, ProfiledPictures.PICTURE)
 
 
 @formula(
@@ -35,7 +35,7 @@ def kept_pictures(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
     """Bytes on a rank of a stage that has towers: pictures, what became of them, and copies of that, until
     the run ends.
     """
-    if release.shown is Shown.NONE:
+    if release.shown is ProfiledPictures.NONE:
         return NOTHING
     return (
         reduce(_larger_range, (_of_tower(tower, part, plan, release) for tower in part.towers))
@@ -60,8 +60,8 @@ def _of_tower(tower: Tower, part: ModelSpec, plan: Plan, release: Release) -> By
             return unsized_bytes(tower, part.hidden, plan)
         size = _encoder_output_bytes(longest, shown_pictures(plan, longest.embeddings), part, plan, release)
         return Bytes(0, size, size)
-    fewest = shown_pictures(plan, tower.largest.places, more=release.shown is Shown.MORE)
-    most = shown_pictures(plan, tower.largest.embeddings, more=release.shown is Shown.MORE)
+    fewest = shown_pictures(plan, tower.largest.places, more=release.shown is ProfiledPictures.MORE)
+    most = shown_pictures(plan, tower.largest.embeddings, more=release.shown is ProfiledPictures.MORE)
     low, high = (
         _encoder_output_bytes(tower.largest, number, part, plan, release) for number in (fewest, most)
     )
@@ -110,7 +110,7 @@ def _encoder_output_bytes(
         "its places"
     ),
 )
-def copied_rows(picture: Picture, plan: Plan, shown: Shown) -> Count:
+def copied_rows(picture: Picture, plan: Plan, shown: ProfiledPictures) -> Count:
     """Rows of the copy of a picture, beside which what was copied stays: a name in the function still looks
     at it.
     """
@@ -118,7 +118,7 @@ def copied_rows(picture: Picture, plan: Plan, shown: Shown) -> Count:
         return 0
     rows = (
         maximum(given_or(plan.serving.max_batched_tokens, 0), picture.places)
-        if shown is Shown.BATCH
+        if shown is ProfiledPictures.BATCH
         else picture.places
     )
     return where(at_least(rows, picture.embeddings + 1), rows, 0)

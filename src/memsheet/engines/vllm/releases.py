@@ -22,7 +22,7 @@ class Sampler(Enum):
         return self in (Sampler.COPIED, Sampler.PLAIN, Sampler.COUNTED)
 
 
-class Shown(Enum):
+class ProfiledPictures(Enum):
     """Pictures that the profiling run shows to a tower, and what it keeps of them;
     ``engines/vllm/pictures.py`` says in bytes.
     """
@@ -58,7 +58,7 @@ class Release:
     chunked: bool = True  # long prompts are read in parts of max_num_batched_tokens
     sized_by_card: bool = True  # defaults are larger on large cards
     lines: str = "v1"  # how its start-up lines are worded
-    shown: Shown = Shown.WHOLE
+    shown: ProfiledPictures = ProfiledPictures.WHOLE
     near_group: bool = (
         False  # groups of layers are as large as the larger kind where the kinds are nearly as many
     )

@@ -28,7 +28,7 @@ from memsheet.engines.vllm.online import (
     unquantized_items,
 )
 from memsheet.engines.vllm.options import vllm_options
-from memsheet.engines.vllm.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
+from memsheet.engines.vllm.pages import CacheReach, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
@@ -335,7 +335,7 @@ def _stages_and_kv_pool(
 
 def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
     """Prefixes are cached where nobody says, but by V0 (v0.7.3 engine/arg_utils.py:220)."""
-    states = any(group.kept is Kept.STATE for group in layout.groups)
+    states = any(group.kept is CacheReach.STATE for group in layout.groups)
     why = (
         "what recurrent states keep of a prefix is not modelled"
         if states

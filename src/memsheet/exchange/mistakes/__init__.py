@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 
 from memsheet.budget import Answer, Result
-from memsheet.exchange.mistakes.case import ENGINE_REFUSES, Case, Found, Rule, device_bytes
+from memsheet.exchange.mistakes.case import ENGINE_REFUSES, Case, FoundMistake, Rule, device_bytes
 from memsheet.exchange.mistakes.serving_pool import cache_bytes
 from memsheet.exchange.shared.file_format import KEYWORDS, MORE
 from memsheet.exchange.shared.script_defaults import absent_files
@@ -35,7 +35,7 @@ def rules_of_kind(name: str) -> tuple[Rule, ...]:
     return found
 
 
-def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule, Found], ...]:
+def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule, FoundMistake], ...]:
     """Every mistake that is found, those that stop the job first, then keys that are not heard, then by what
     the cure frees.
     ``beyond_alone``: only those whose bytes are not in the sheet, which a verdict needs.
@@ -63,13 +63,13 @@ def find_mistakes(case: Case, *, beyond_alone: bool = False) -> tuple[tuple[Rule
     )
 
 
-def _without_told_twice(found: list[tuple[Rule, Found]]) -> Iterator[tuple[Rule, Found]]:
+def _without_told_twice(found: list[tuple[Rule, FoundMistake]]) -> Iterator[tuple[Rule, FoundMistake]]:
     """Without what the engine refuses at a key of which another rule says so, in the file's own words."""
     told = {one.where for rule, one in found if rule.id != ENGINE_REFUSES and one.stops}
     return ((rule, one) for rule, one in found if rule.id != ENGINE_REFUSES or one.where not in told)
 
 
-def _without_unsure_stop(case: Case, found: Found, *, any_reader: bool) -> Found:
+def _without_unsure_stop(case: Case, found: FoundMistake, *, any_reader: bool) -> FoundMistake:
     """A remark alone, where the program that reads the file is not known, or what it is given: no one can say
     what it stops at.
     """
@@ -80,7 +80,7 @@ def _without_unsure_stop(case: Case, found: Found, *, any_reader: bool) -> Found
     return found if known and whole else replace(found, stops=False, may_stop=False, unheard=False)
 
 
-def _with_saved_bytes(case: Case, found: Found) -> Found:
+def _with_saved_bytes(case: Case, found: FoundMistake) -> FoundMistake:
     """With the bytes of a rank that the cure frees, or gives a server's cache, where a plan can say it."""
     if not found.changes or case.answer is None:
         return found
@@ -96,7 +96,7 @@ def _with_saved_bytes(case: Case, found: Found) -> Found:
 SURE_FIRST = (Result.FITS, Result.UNCERTAIN, Result.DOES_NOT_FIT)
 
 
-def _with_worse_verdict(answer: Answer, cured: Answer, found: Found) -> Found:
+def _with_worse_verdict(answer: Answer, cured: Answer, found: FoundMistake) -> FoundMistake:
     """With what a cure makes of the verdict, where that is worse than without it."""
     before, after = answer.verdict, cured.verdict
     if before is None or after is None or SURE_FIRST.index(after.result) <= SURE_FIRST.index(before.result):
@@ -106,10 +106,10 @@ def _with_worse_verdict(answer: Answer, cured: Answer, found: Found) -> Found:
     return replace(found, cure=f"{found.cure} (then {worse}: up to {most} a GPU)")
 
 
-def _saves_enough(case: Case, found: Found) -> bool:
+def _saves_enough(case: Case, found: FoundMistake) -> bool:
     return case.answer is not None and (found.saves_bytes or 0) * SHARE_WORTH_TELLING > device_bytes(
         case.answer
     )
 
 
-__all__ = ["SERVED", "TRAINING", "Case", "Found", "Rule", "find_mistakes", "rules_of_kind"]
+__all__ = ["SERVED", "TRAINING", "Case", "FoundMistake", "Rule", "find_mistakes", "rules_of_kind"]

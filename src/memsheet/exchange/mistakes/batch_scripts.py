@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from memsheet.exchange.mistakes.case import Case, Found, Rule
-from memsheet.exchange.shared.file_format import Read, Values
+from memsheet.exchange.mistakes.case import Case, FoundMistake, Rule
+from memsheet.exchange.shared.file_format import FileReading, Values
 from memsheet.exchange.shared.slurm_environment import DIRECTIVE, LONG, sbatch_options
 from memsheet.patterns import late_pattern
 from memsheet.units import format_bytes
@@ -30,12 +30,12 @@ _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """Of sizes of memory: megabytes where none is said (sbatch(1), --mem)."""
 
 
-def _other_cards(case: Case) -> Iterator[Found]:
+def _other_cards(case: Case) -> Iterator[FoundMistake]:
     """Nodes and cards of the header that are not those of the launch in the same script."""
     for name, key, asked, started, launch in differing_counts(case):
         at = directive_place(_script_text(case, name), COUNTED[key])
         more = MORE[key] if started > asked else "the others are idle"
-        yield Found(
+        yield FoundMistake(
             where=f"{name}{at}",
             says=(
                 f"asks for {WORDS[key].format(asked)}, and {launch} starts "
@@ -76,7 +76,7 @@ def _takes_a_part(text: str) -> bool:
     return any(line.lstrip().startswith("srun ") and _OF_STEP.search(line) for line in lines)
 
 
-def _firm_count(read: Read, key: str) -> int | None:
+def _firm_count(read: FileReading, key: str) -> int | None:
     held = read.request.get(key)
     return held if isinstance(held, int) and key not in read.unsaid else None
 
@@ -96,7 +96,7 @@ def directive_place(text: str, names: tuple[str, ...]) -> str:
     return found
 
 
-def _little_host_memory(case: Case) -> Iterator[Found]:
+def _little_host_memory(case: Case) -> Iterator[FoundMistake]:
     """Host memory that the header asks for, and that what is offloaded is more than."""
     answer = case.answer
     need = max((int(sheet.host_bytes) for sheet in answer.sheets), default=0) if answer else 0
@@ -108,7 +108,7 @@ def _little_host_memory(case: Case) -> Iterator[Found]:
         if given is None or given >= need * ranks:
             continue
         of = f", {format_bytes(need * ranks)} on a node of {ranks}" if ranks > 1 else ""
-        yield Found(
+        yield FoundMistake(
             where=f"{name}{directive_place(_script_text(case, name), (option,))}",
             says=(
                 f"asks for {format_bytes(given, headroom=True)} of a node's host memory, and what is "
@@ -119,7 +119,7 @@ def _little_host_memory(case: Case) -> Iterator[Found]:
         )
 
 
-def host_memory_asked(reads: Mapping[str, Read]) -> int | None:
+def requested_host_memory(reads: Mapping[str, FileReading]) -> int | None:
     """Bytes of a node's host memory that batch scripts ask for; None where nothing, or all of it."""
     asked = (_node_memory(read.values)[0] for read in reads.values() if read.form.name == SLURM)
     return min(filter(None, asked), default=None)

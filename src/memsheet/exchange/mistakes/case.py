@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.errors import Problem
-from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.file_format import FileReading, Together
 from memsheet.exchange.shared.script_places import OF_RELEASE_5
 from memsheet.frozen import dataclass, field, replace
 from memsheet.patterns import late_pattern
@@ -22,7 +22,7 @@ class Case:
     keys changed.
     """
 
-    reads: Mapping[str, Read]
+    reads: Mapping[str, FileReading]
     texts: Mapping[str, str]
     together: Together
     answer: Answer | None
@@ -42,7 +42,7 @@ class Case:
         plan = self.answer.plan if self.answer else None
         return plan if plan and isinstance(plan.workload, Training) else None
 
-    def of(self, *formats: str) -> Iterator[tuple[str, Read]]:
+    def of(self, *formats: str) -> Iterator[tuple[str, FileReading]]:
         return ((name, read) for name, read in self.reads.items() if read.form.name in formats)
 
     def values(self, *formats: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -60,7 +60,7 @@ TRAINERS = ("transformers", "trl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundMistake:
     """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a
     server's; ``fits``: how the sheet fits with other changes (``fitting``, else those of the cure),
     "without" say; ``by_cards``: it is the GPUs that are named which are too few, of files that others run;
@@ -86,7 +86,7 @@ class Found:
         """The changes with which the sheet fits."""
         return self.fitting or self.changes
 
-    def claimed(self, *, sure: bool) -> Found:
+    def claimed(self, *, sure: bool) -> FoundMistake:
         """With what is known of another plan's fit in words: of the job, or of what the sheet holds alone."""
         said = (
             f"the job fits {self.fits}"
@@ -107,7 +107,7 @@ class Rule:
 
     id: str
     source: str
-    looks: Callable[[Case], Iterator[Found]]
+    looks: Callable[[Case], Iterator[FoundMistake]]
     only_if_saves: bool = False
     only_if_whole: bool = False
     any_reader: bool = False
@@ -134,12 +134,12 @@ def answer_fits(answer: Answer | None) -> bool:
     return answer is not None and answer.verdict is not None and answer.verdict.result is Result.FITS
 
 
-def scaled_halves(where: str, read: Read) -> Found:
+def scaled_halves(where: str, read: FileReading) -> FoundMistake:
     """That a scaler of gradients is given weights in fp16. Sure of a dtype that the file says: where it says
     none, transformers 4 loads fp32.
     """
     said = not any(told.endswith(OF_RELEASE_5) for told in read.assumed)
-    return Found(
+    return FoundMistake(
         where=where,
         says=(
             f"the weights that train are loaded in fp16{'' if said else ' by transformers 5'}, and the "

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.mistakes.batch_scripts import COUNTED, differing_counts
-from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.exchange.mistakes.case import TRAINERS, Case, FoundMistake, Rule
 from memsheet.exchange.mistakes.server_case import FLAGS
-from memsheet.exchange.shared.file_format import MORE, Read
+from memsheet.exchange.shared.file_format import MORE, FileReading
 from memsheet.exchange.shared.program_releases import (
     is_key_of_no_release,
     is_key_typo,
@@ -26,7 +26,7 @@ with late_functions(__name__):
     from memsheet.exchange.mistakes.zero import mismatched_settings
 
 
-def _disagreeing_files(case: Case) -> Iterator[Found]:
+def _disagreeing_files(case: Case) -> Iterator[FoundMistake]:
     headers = {name for name, *_ in differing_counts(case)}  # of which the rule of batch scripts tells
     mismatched = list(mismatched_settings(case)) if any(case.of("deepspeed")) else []
     told = tuple(keys for keys, _ in mismatched if keys)
@@ -37,17 +37,17 @@ def _disagreeing_files(case: Case) -> Iterator[Found]:
         if one.key in COUNTED and headers.intersection(name for name, _ in one.said):
             continue
         said = ", ".join(f"{name} says {value}" for name, value in one.said)
-        yield Found(where=one.key.lstrip("@"), says=said, cure="say it once, or the same everywhere")
+        yield FoundMistake(where=one.key.lstrip("@"), says=said, cure="say it once, or the same everywhere")
 
 
-def _unknown_file_keys(case: Case) -> Iterator[Found]:
+def _unknown_file_keys(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.reads.items():
         own = str(read.values.get(MORE, "")).startswith(OF_OWN_SCRIPT)
         for at, near in () if own else read.unknown:
             group = at.rsplit(".", 1)[0] if "." in at else ""
             strict = is_strict_group(read, group)
             if any(key.at.startswith(f"{at}.") for key in read.form.keys):
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {at}",
                     says="takes keys of its own, not a value",
                     cure=f'"{at}": {{"enabled": true}}, for example',
@@ -57,9 +57,9 @@ def _unknown_file_keys(case: Case) -> Iterator[Found]:
             wrong = strict and (
                 keys_known(read) or is_key_typo(at, near) or is_key_of_no_release(read, group, near)
             )
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {at}",
-                says=_not_taken(read, group, strict=strict, wrong=wrong),
+                says=_unknown_key_verdict(read, group, strict=strict, wrong=wrong),
                 cure=_near_key(name, read, near or _joined_flag(read, at))
                 or _left_out(wrong=wrong, strict=strict),
                 stops=wrong,
@@ -77,7 +77,7 @@ get_peft_config).
 JOINED = late_pattern(r"(?P<flag>-[a-z]{2,})(?P<number>\d+)")
 
 
-def _joined_flag(read: Read, at: str) -> str:
+def _joined_flag(read: FileReading, at: str) -> str:
     """A server's flag of several letters and its number, which argparse takes apart alone (argparse,
     _get_option_tuples: of one dash the first letter is the option).
     """
@@ -85,7 +85,7 @@ def _joined_flag(read: Read, at: str) -> str:
     return f"{found['flag']} {found['number']}" if found else ""
 
 
-def _near_key(name: str, read: Read, near: str) -> str:
+def _near_key(name: str, read: FileReading, near: str) -> str:
     """The key that may be meant, with the one that switches it on where nobody does: as flags of a command,
     else as keys.
     """
@@ -99,7 +99,7 @@ def _near_key(name: str, read: Read, near: str) -> str:
     )
 
 
-def _not_taken(read: Read, group: str, *, strict: bool, wrong: bool) -> str:
+def _unknown_key_verdict(read: FileReading, group: str, *, strict: bool, wrong: bool) -> str:
     """What comes of a key that nobody knows: sure only where the program that reads the file is known, and
     its release.
     """
@@ -114,7 +114,7 @@ def _not_taken(read: Read, group: str, *, strict: bool, wrong: bool) -> str:
     return f"is no key of {read.form.tested}, which would refuse it; {others}"
 
 
-def _program_release(read: Read) -> str:
+def _program_release(read: FileReading) -> str:
     """The program of a file, and the release that is said of it, or that was read."""
     return f"{read.form.tested.split()[0]} {read.release}" if read.release else read.form.tested
 
@@ -133,7 +133,7 @@ INSTEAD = {
 """What took the place of a removed flag that means something (vLLM v0.33.0 config/model.py, hf_overrides)."""
 
 
-def _removed_file_keys(case: Case) -> Iterator[Found]:
+def _removed_file_keys(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.reads.items():
         for gone in sorted(read.form.removed):
             if any(
@@ -142,7 +142,7 @@ def _removed_file_keys(case: Case) -> Iterator[Found]:
             ):
                 sure = keys_known(read)
                 older = "" if sure else ", older releases take it (the file names no release)"
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {gone}",
                     says=f"was removed: {read.form.tested} refuses to start with it{older}",
                     cure=INSTEAD.get(gone, "leave it out"),
@@ -151,7 +151,7 @@ def _removed_file_keys(case: Case) -> Iterator[Found]:
                 )
 
 
-def _both_widths(case: Case) -> Iterator[Found]:
+def _both_widths(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.reads.items():
         sign = "--" if "--bf16" in read.values else ""
         on = [
@@ -160,23 +160,23 @@ def _both_widths(case: Case) -> Iterator[Found]:
             if read.values.get(f"{key}.enabled", read.values.get(sign + key)) is True
         ]
         if len(on) == 2:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {sign}fp16", says="bf16 and fp16 are both on", cure="keep bf16", stops=True
             )
 
 
-def _fixed_scale(case: Case) -> Iterator[Found]:
+def _fixed_scale(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         scale = values.get("fp16.loss_scale", 0)
         if values.get("fp16.enabled") is True and scale != 0:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: fp16.loss_scale",
                 says=f"a fixed scale of {scale}: small gradients vanish, large ones overflow for good",
                 cure="loss_scale 0, which is dynamic; or bf16",
             )
     for name, values in case.values("megatron"):
         if values.get("--fp16") and values.get("--loss-scale"):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --loss-scale",
                 says=(
                     f"a fixed scale of {values['--loss-scale']}: small gradients vanish, large ones "
@@ -186,11 +186,11 @@ def _fixed_scale(case: Case) -> Iterator[Found]:
             )
 
 
-def _stage_for_parameters(case: Case) -> Iterator[Found]:
+def _stage_for_parameters(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         stage = values.get("zero_optimization.stage", 0)
         if values.get("zero_optimization.offload_param.device") in ("cpu", "nvme") and stage != 3:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: zero_optimization.offload_param",
                 says=f"is for stage 3 and does nothing at stage {stage}",
                 cure="stage 3, or leave it out",
@@ -198,14 +198,14 @@ def _stage_for_parameters(case: Case) -> Iterator[Found]:
             )
 
 
-def _partial_offload(case: Case) -> Iterator[Found]:
+def _partial_offload(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         ratio, stage = (
             values.get("zero_optimization.offload_optimizer.ratio", 1),
             values.get("zero_optimization.stage", 0),
         )
         if isinstance(ratio, int | float) and ratio < 1 and stage != 3:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: zero_optimization.offload_optimizer.ratio",
                 says=f"{ratio} is for stage 3 alone",
                 cure="ratio 1, or stage 3",
@@ -213,7 +213,7 @@ def _partial_offload(case: Case) -> Iterator[Found]:
             )
 
 
-def _large_bucket(case: Case) -> Iterator[Found]:
+def _large_bucket(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         size = values.get("zero_optimization.reduce_bucket_size", 500_000_000)
         if (
@@ -222,7 +222,7 @@ def _large_bucket(case: Case) -> Iterator[Found]:
             and isinstance(size, int | float)
             and size > case.answer.parameters
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: zero_optimization.reduce_bucket_size",
                 says=f"{size:,.0f} elements for {case.answer.parameters:,} parameters",
                 cure="about the elements of one layer, or auto",
@@ -230,7 +230,7 @@ def _large_bucket(case: Case) -> Iterator[Found]:
             )
 
 
-def _second_bucket(case: Case) -> Iterator[Found]:
+def _second_bucket(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         size = values.get("zero_optimization.reduce_bucket_size", 500_000_000)
         if (
@@ -238,7 +238,7 @@ def _second_bucket(case: Case) -> Iterator[Found]:
             and values.get("zero_optimization.stage") in (1, 2)
             and isinstance(size, int | float)
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: zero_optimization.overlap_comm",
                 says="a second bucket is filled while the first is reduced",
                 cure="a smaller reduce_bucket_size, or false where memory is short",
@@ -261,7 +261,7 @@ _TRAPS = (
 )  # fmt: skip
 
 
-def _yaml_traps(case: Case) -> Iterator[Found]:
+def _yaml_traps(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.of("accelerate", *TRAINERS):
         for number, line in enumerate(case.texts[name].splitlines(), start=1):
             told = _YAML_WORDS.match(line)
@@ -282,7 +282,7 @@ def _yaml_traps(case: Case) -> Iterator[Found]:
                     "save_strategy",
                     "eval_strategy",
                 ):
-                    yield Found(
+                    yield FoundMistake(
                         where=f"{name}:{number}: {told[1]}",
                         says=f"{told[which + 2]} {_TRAPS[which]}",
                         cure=cure,
@@ -290,28 +290,28 @@ def _yaml_traps(case: Case) -> Iterator[Found]:
         del read
 
 
-def _old_fsdp(case: Case) -> Iterator[Found]:
+def _old_fsdp(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("accelerate"):
         if values.get("distributed_type") == "FSDP" and values.get("fsdp_config.fsdp_version") is None:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: fsdp_version",
                 says="is not said, and accelerate takes 1, which is deprecated",
                 cure="fsdp_version: 2",
             )
 
 
-def _no_wrapping(case: Case) -> Iterator[Found]:
+def _no_wrapping(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("accelerate"):
         policy = values.get("fsdp_config.fsdp_auto_wrap_policy")
         if values.get("distributed_type") == "FSDP" and policy in (None, "NO_WRAP"):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: fsdp_auto_wrap_policy",
                 says="without one the model is a single unit, gathered whole",
                 cure="fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
             )
 
 
-def _strategy_word(case: Case) -> Iterator[Found]:
+def _strategy_word(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("accelerate"):
         told = values.get("fsdp_config.fsdp_reshard_after_forward")
         if (
@@ -319,7 +319,7 @@ def _strategy_word(case: Case) -> Iterator[Found]:
             and isinstance(told, str)
             and told.lower() not in ("true", "false")
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: fsdp_reshard_after_forward",
                 says=f"{told} is of version 1; version 2 takes a truth value",
                 cure="true",
@@ -327,7 +327,7 @@ def _strategy_word(case: Case) -> Iterator[Found]:
             )
 
 
-def _two_meanings(case: Case) -> Iterator[Found]:
+def _two_meanings(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.reads.items():
         for at in read.values:
             last = at.rsplit(".", 1)[-1]
@@ -337,7 +337,7 @@ def _two_meanings(case: Case) -> Iterator[Found]:
                 "sequence_parallel_degree",
                 "sequence_parallel",
             ) and read.values[at] not in (1, False):
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {at}",
                     says=(
                         "ranks share a sequence (Ulysses); Megatron's sequence parallel splits norms "
@@ -347,7 +347,7 @@ def _two_meanings(case: Case) -> Iterator[Found]:
                 )
 
 
-def _recompute_gathers(case: Case) -> Iterator[Found]:
+def _recompute_gathers(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(*TRAINERS):
         if (
             values.get("gradient_checkpointing") is True
@@ -355,7 +355,7 @@ def _recompute_gathers(case: Case) -> Iterator[Found]:
             and not values.get("deepspeed")
             and not is_recompute_of_fsdp(values)
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: gradient_checkpointing",
                 says="with FSDP it gathers parameters once more in backward",
                 cure="fsdp_config: {activation_checkpointing: true} in its place",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memsheet.exchange.mistakes.case import RAISES, SCALES, Case, Found, Rule, scaled_halves
+from memsheet.exchange.mistakes.case import RAISES, SCALES, Case, FoundMistake, Rule, scaled_halves
 from memsheet.exchange.shared.file_format import KEYWORDS
 from memsheet.exchange.shared.lightning_trainer import ONE_UNIT, lightning_call
 from memsheet.exchange.shared.model_casts import WIDTHS
@@ -39,13 +39,13 @@ def _loop_modules(case: Case) -> Iterator[tuple[str, Module]]:
                 continue
 
 
-def _found_in_loops(look: Look, **more: Any) -> Callable[[Case], Iterator[Found]]:
+def _found_in_loops(look: Look, **more: Any) -> Callable[[Case], Iterator[FoundMistake]]:
     """A rule over each script: of a line, the name there, what is wrong and what cures it."""
 
-    def looks(case: Case) -> Iterator[Found]:
+    def looks(case: Case) -> Iterator[FoundMistake]:
         for name, module in _loop_modules(case):
             for line, what, says, cure in look(module, case):
-                yield Found(where=f"{name}:{line}: {what}", says=says, cure=cure, **more)
+                yield FoundMistake(where=f"{name}:{line}: {what}", says=says, cure=cure, **more)
 
     return looks
 
@@ -71,7 +71,7 @@ def _unscaled_halves(module: Module, _: Case) -> Iterator[tuple[int, str, str, s
             return
 
 
-def _scaled_fp16(case: Case) -> Iterator[Found]:
+def _scaled_fp16(case: Case) -> Iterator[FoundMistake]:
     """Weights in fp16 that train in full under a scaler: torch's own, or the one that accelerate makes."""
     for name, module in _loop_modules(case):
         asked = case.reads[name].request
@@ -165,7 +165,7 @@ def _kept_graphs(module: Module, _: Case) -> Iterator[tuple[int, str, str, str]]
                     yield node.lineno, name, says, f"{name} += loss.detach()"
 
 
-def _whole_units(case: Case) -> Iterator[Found]:
+def _whole_units(case: Case) -> Iterator[FoundMistake]:
     """One unit of FSDP for the whole model: all parameters are gathered at once."""
     for name, module in _loop_modules(case):
         calls = _calls_of(module, *WRAPS)
@@ -183,7 +183,7 @@ def _whole_units(case: Case) -> Iterator[Found]:
             if alone or driven
             else "fully_shard(layer) for each layer first"
         )
-        yield Found(
+        yield FoundMistake(
             where=f"{name}:{held[LINE]}: {held[CLASS]}", cure=cure, saves_bytes=size or None,
             says="wraps the model as one unit: all of its parameters are gathered at once, and freed after the step",
         )  # fmt: skip

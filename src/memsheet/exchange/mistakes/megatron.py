@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.formats.megatron import DEALT_MUON, SHARDS, graphs
-from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
+from memsheet.exchange.mistakes.case import Case, FoundMistake, Rule, device_bytes
 
 TP = "--tensor-model-parallel-size"
 FULL = "--recompute-granularity"
@@ -28,13 +28,13 @@ DIVIDES = ("--use-megatron-fsdp", "--use-torch-fsdp2", "--deepspeed")
 """What else divides states, or leaves it to a file of its own, than the distributed optimizer."""
 
 
-def _whole_states(case: Case) -> Iterator[Found]:
+def _whole_states(case: Case) -> Iterator[FoundMistake]:
     """Muon has a name of its own with its matrices dealt to ranks, which every release that has it takes."""
     for name, values in _megatron_scripts(case):
         own = any(values.get(at) for at in (SHARDS, *DIVIDES))
         if not own and values.get("--optimizer") != DEALT_MUON and _data_ranks(case) > 1:
             muon = values.get("--optimizer") == "muon"
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {'--optimizer muon' if muon else SHARDS}",
                 says=(
                     f"{'is not dealt' if muon else 'is left out'}: each of {_data_ranks(case)} data-parallel "
@@ -45,20 +45,20 @@ def _whole_states(case: Case) -> Iterator[Found]:
             )
 
 
-def _muon_with_shards(case: Case) -> Iterator[Found]:
+def _muon_with_shards(case: Case) -> Iterator[FoundMistake]:
     for name, values in _megatron_scripts(case):
         if values.get("--optimizer") in ("muon", DEALT_MUON) and values.get(SHARDS) is True:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {SHARDS}",
                 says="is refused with muon by core 0.16 and 0.17, and taken since core 0.18",
                 cure=f"--optimizer {DEALT_MUON}, which deals its matrices in all of them, without it",
             )
 
 
-def _whole_norms(case: Case) -> Iterator[Found]:
+def _whole_norms(case: Case) -> Iterator[FoundMistake]:
     for name, values in _megatron_scripts(case):
         if (values.get(TP) or 1) != 1 and not values.get("--sequence-parallel"):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --sequence-parallel",
                 says="is left out: every tensor-parallel rank keeps the norms' and dropouts' whole inputs",
                 cure="--sequence-parallel",
@@ -66,13 +66,13 @@ def _whole_norms(case: Case) -> Iterator[Found]:
             )
 
 
-def _overruled_granularity(case: Case) -> Iterator[Found]:
+def _overruled_granularity(case: Case) -> Iterator[FoundMistake]:
     """``--recompute-activations`` sets selective, whatever the granularity said; a method beside it is
     refused then.
     """
     for name, values in _megatron_scripts(case):
         if values.get("--recompute-activations") and values.get(FULL) == "full":
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --recompute-activations",
                 says="makes recompute selective, over --recompute-granularity full",
                 cure="leave --recompute-activations out",
@@ -81,19 +81,19 @@ def _overruled_granularity(case: Case) -> Iterator[Found]:
             )
 
 
-def _half_said(case: Case) -> Iterator[Found]:
+def _incomplete_options(case: Case) -> Iterator[FoundMistake]:
     for name, values in _megatron_scripts(case):
         mode = "selective" if values.get("--recompute-activations") else values.get(FULL)
         needs = [at for at in ("--recompute-method", "--recompute-num-layers") if at not in values]
         if mode == "full" and needs:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {FULL} full",
                 says=f"needs {' and '.join(needs)}",
                 cure="--recompute-method uniform --recompute-num-layers 1",
                 stops=True,
             )
         elif mode == "selective" and len(needs) < 2 and values.get(FULL) == "selective":
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {FULL} selective",
                 says="takes neither --recompute-method nor --recompute-num-layers",
                 cure="leave them out",
@@ -101,13 +101,13 @@ def _half_said(case: Case) -> Iterator[Found]:
             )
 
 
-def _scope_alone(case: Case) -> Iterator[Found]:
+def _scope_alone(case: Case) -> Iterator[FoundMistake]:
     """What of a layer is captured, and nobody who captures it."""
     for name, values in _megatron_scripts(case):
         scopes = [at for at in (graphs.SCOPE, graphs.MODULES) if at in values]
         if scopes and not graphs.is_captured(values):
             step = graphs.STEP in graphs.captured_scopes(values)
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {scopes[0]}",
                 says=(
                     "captures the whole step since core 0.18, and nothing before without --enable-cuda-graph"
@@ -130,7 +130,7 @@ transformer_config.py:860; dist_muon shards by itself: core_v0.17.0 training/arg
 """
 
 
-def _needs_another(case: Case) -> Iterator[Found]:
+def _needs_another(case: Case) -> Iterator[FoundMistake]:
     for name, values in _megatron_scripts(case):
         for switch, other, there in _NEEDS:
             has = bool(values.get(other)) or (
@@ -138,7 +138,7 @@ def _needs_another(case: Case) -> Iterator[Found]:
                 and (bool(values.get("--use-megatron-fsdp")) or values.get("--optimizer") == DEALT_MUON)
             )
             if values.get(switch) and has is not there:
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {switch}",
                     says=f"{'needs' if there else 'cannot go with'} {other}",
                     cure=f"{other}, or leave {switch} out"
@@ -148,7 +148,7 @@ def _needs_another(case: Case) -> Iterator[Found]:
                 )
 
 
-def _missing_max_connections(case: Case) -> Iterator[Found]:
+def _missing_max_connections(case: Case) -> Iterator[FoundMistake]:
     for name, values in _megatron_scripts(case):
         split = any((values.get(at) or 1) != 1 for at in (TP, "--context-parallel-size"))
         if (
@@ -156,7 +156,7 @@ def _missing_max_connections(case: Case) -> Iterator[Found]:
             and "CUDA_DEVICE_MAX_CONNECTIONS" not in case.texts[name]
             and not values.get("--use-megatron-fsdp")
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: CUDA_DEVICE_MAX_CONNECTIONS",
                 says=(
                     "is not set in the script; with tensor or context parallelism Megatron-LM stops "
@@ -166,17 +166,17 @@ def _missing_max_connections(case: Case) -> Iterator[Found]:
             )
 
 
-def _old_switch(case: Case) -> Iterator[Found]:
+def _old_switch(case: Case) -> Iterator[FoundMistake]:
     for name, values in _megatron_scripts(case):
         if values.get("--use-flash-attn") and not values.get(LEGACY):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --use-flash-attn",
                 says="is read by the legacy models alone",
                 cure="--attention-backend flash (Transformer Engine)",
             )
 
 
-def _keeps_scores(case: Case) -> Iterator[Found]:
+def _keeps_scores(case: Case) -> Iterator[FoundMistake]:
     """The local implementation's attention has its scores in memory, whatever the length, as the unfused
     backend has.
     """
@@ -188,7 +188,7 @@ def _keeps_scores(case: Case) -> Iterator[Found]:
                 if eager is not None and case.answer is not None
                 else None
             )
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --transformer-impl local",
                 says="has no flash attention: each layer keeps the scores of every pair of tokens",
                 cure="--transformer-impl transformer_engine, its default",
@@ -199,13 +199,13 @@ def _keeps_scores(case: Case) -> Iterator[Found]:
 _MASKS = ("--eod-mask-loss", "--sft")
 
 
-def _mean_of_means(case: Case) -> Iterator[Found]:
+def _mean_of_means(case: Case) -> Iterator[FoundMistake]:
     """Each micro-batch is divided by its own tokens, and then by how many micro-batches there are."""
     rounds = int(case.trained.accumulation) if case.trained else 2
     for name, values in _megatron_scripts(case):
         masked = [at for at in _MASKS if values.get(at)]
         if masked and not values.get("--calculate-per-token-loss") and rounds * max(1, _data_ranks(case)) > 1:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {masked[0]}",
                 says=(
                     "leaves tokens out, and each micro-batch's loss is divided by its own count: short "
@@ -215,11 +215,11 @@ def _mean_of_means(case: Case) -> Iterator[Found]:
             )
 
 
-def _default_dropout(case: Case) -> Iterator[Found]:
+def _default_dropout(case: Case) -> Iterator[FoundMistake]:
     for name, values in _megatron_scripts(case):
         taken = [at for at in ("--hidden-dropout", "--attention-dropout") if at not in values]
         if len(taken) == 2:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {taken[0]}, {taken[1]}",
                 says="are not said, and the default is 0.1: a mask is kept at each place",
                 cure="--hidden-dropout 0 --attention-dropout 0",
@@ -249,7 +249,7 @@ MEGATRON = (
     Rule(
         id="recompute-half-said",
         source=f"{_CORE}/transformer/transformer_config.py:838-858; {_ARGS}:828",
-        looks=_half_said,
+        looks=_incomplete_options,
     ),
     Rule(
         id="switch-needs-another",

@@ -9,7 +9,7 @@ from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.errors import InputError
-from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule, answer_fits
+from memsheet.exchange.mistakes.case import TRAINERS, Case, FoundMistake, Rule, answer_fits
 from memsheet.exchange.shared.script_places import SCRIPT
 from memsheet.formulas.adapters import rotated_blocks
 from memsheet.plan.adapter_targets import passed_over_targets
@@ -27,7 +27,7 @@ _LESS_ZERO = {
 """By engine, degrees of ZeRO that gather nothing in a step, and how one asks for them."""
 
 
-def _less_zero(case: Case) -> Iterator[Found]:
+def _less_zero(case: Case) -> Iterator[FoundMistake]:
     """Gathering costs half as much communication again; without it the job must still fit."""
     lower = _LESS_ZERO.get(str(case.request.get("engine")), ())
     if (
@@ -44,7 +44,7 @@ def _less_zero(case: Case) -> Iterator[Found]:
             }
             other = case.ask(changes)
             if answer_fits(other) and _is_faster_step(case.answer, other) and _fits_as_planned(case, changes):
-                yield Found(
+                yield FoundMistake(
                     where="zero 3",
                     says="parameters are gathered in forward and in backward",
                     fits=f"at zero {zero} too",
@@ -79,10 +79,10 @@ def _fits_as_planned(case: Case, changes: Mapping[str, Any]) -> bool:
     return not planned or answer_fits(case.ask({**planned, **changes}))
 
 
-def _needless_offload(case: Case) -> Iterator[Found]:
+def _needless_offload(case: Case) -> Iterator[FoundMistake]:
     moved = [key for key in ("offload.optimizer", "offload.parameters") if case.request.get(key)]
     if moved and answer_fits(case.ask(dict.fromkeys(moved, 0))):
-        yield Found(
+        yield FoundMistake(
             where=", ".join(moved),
             says="states cross to the host at every step",
             cure="leave the offload out",
@@ -91,7 +91,7 @@ def _needless_offload(case: Case) -> Iterator[Found]:
         )
 
 
-def _few_heads(case: Case) -> Iterator[Found]:
+def _few_heads(case: Case) -> Iterator[FoundMistake]:
     said = (case.request, *(read.request for read in case.reads.values()))  # of files where it is left out
     tp = next((one["mesh.tp"] for one in said if one.get("mesh.tp")), 1)
     if case.model is None or not isinstance(tp, int):
@@ -102,14 +102,14 @@ def _few_heads(case: Case) -> Iterator[Found]:
         default=tp,
     )
     if least < tp:
-        yield Found(
+        yield FoundMistake(
             where="mesh.tp",
             says=f"{tp} ranks for {least} key/value heads: each head is kept {tp // least} times",
             cure=f"tp {least}",
         )
 
 
-def _eager_attention(case: Case) -> Iterator[Found]:
+def _eager_attention(case: Case) -> Iterator[FoundMistake]:
     if case.request.get("attention") != "eager":
         return
     known = (
@@ -118,7 +118,7 @@ def _eager_attention(case: Case) -> Iterator[Found]:
         if not case.answer or case.ask({"attention": kind}) is not None
     )
     if (name := next(known, None)) is not None:
-        yield Found(
+        yield FoundMistake(
             where="attention",
             says="eager attention keeps every score",
             cure=f'attn_implementation="{name}"',
@@ -130,7 +130,7 @@ WITHOUT_SCORES = {"sdpa": "sdpa", "flash_attention_2": "flash"}
 """The library's names of attention that keeps no scores, of which a family may have none or one."""
 
 
-def _passed_over_targets(case: Case) -> Iterator[Found]:
+def _passed_over_targets(case: Case) -> Iterator[FoundMistake]:
     """Names that peft finds no module for while it finds others; Unsloth takes those of experts for their
     stacked matrices (unslothai/unsloth 015bdef unsloth/models/_utils.py, get_moe_target_parameters).
     """
@@ -147,14 +147,14 @@ def _passed_over_targets(case: Case) -> Iterator[Found]:
             [str(one) for one in asked if one not in plan.adapter.targets] if isinstance(asked, list) else []
         )
         if over := passed_over_targets(gone, case.model, engine):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: target modules",
                 says=f"no module is called {' or '.join(over)}, which peft passes over without a word",
-                cure=_words_apart(over) or "leave it out, or name layers that the model has",
+                cure=_split_words_cure(over) or "leave it out, or name layers that the model has",
             )
 
 
-def _adjusted_blocks(case: Case) -> Iterator[Found]:
+def _adjusted_blocks(case: Case) -> Iterator[FoundMistake]:
     """Rotations in blocks that do not divide a layer's inputs, which peft makes others of."""
     plan = case.trained
     if case.model is None or plan is None or plan.adapter is None or not plan.adapter.block_size:
@@ -171,19 +171,19 @@ def _adjusted_blocks(case: Case) -> Iterator[Found]:
     made = {width: rotated_blocks(width, asked)[1] for width in sorted(widths)}
     other = [f"{size} of {width:,} inputs" for width, size in made.items() if size != asked]
     if other:
-        yield Found(
+        yield FoundMistake(
             where="adapter.block_size",
             says=f"blocks of {asked} do not divide a layer's inputs: peft makes {', '.join(other)}",
             cure="a size that divides them",
         )
 
 
-def _words_apart(names: Sequence[str]) -> str:
+def _split_words_cure(names: Sequence[str]) -> str:
     """A cure for words that are parted by commas, which a command line takes as part of them."""
     return "names without commas between them" if any("," in name for name in names) else ""
 
 
-def _kept_whole(case: Case) -> Iterator[Found]:
+def _kept_whole(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.of("accelerate", *TRAINERS, "torchtitan", "torchtitan-toml"):
         engine = find_engine(str(case.request.get("engine")))
         kept = (
@@ -193,7 +193,7 @@ def _kept_whole(case: Case) -> Iterator[Found]:
             and (case.request.get("mesh.pp") or 1) == 1
         )
         if kept and case.answer is not None and not answer_fits(case.answer):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: reshard_after_forward",
                 says="gathered parameters stay whole from forward to backward",
                 cure="reshard_after_forward: true"
@@ -203,14 +203,14 @@ def _kept_whole(case: Case) -> Iterator[Found]:
             )
 
 
-def _whole_gradients(case: Case) -> Iterator[Found]:
+def _whole_gradients(case: Case) -> Iterator[FoundMistake]:
     """Gradients of units that are divided wait whole for a step's last micro-batch."""
     plan = case.trained
     waits = plan is not None and plan.gradient_sync is GradientSync.LAST and plan.accumulation > 1
     if plan is None or not waits or answer_fits(case.answer):
         return
     for name, _ in case.of(*TRAINERS):
-        yield Found(
+        yield FoundMistake(
             where=f"{name}: gradient_accumulation_steps",
             says=f"every gradient is kept whole until the last of {int(plan.accumulation)} micro-batches",
             cure="sync_each_batch: true (of accelerator_config's gradient_accumulation_kwargs)",
@@ -228,19 +228,19 @@ _LOSSES = {
 _WHOLE = ("plain", "vocab_parallel")
 
 
-def _whole_logits(case: Case) -> Iterator[Found]:
+def _whole_logits(case: Case) -> Iterator[FoundMistake]:
     """Nothing where a file asks for another loss, which the sheet alone is without."""
     asked = {read.request.get("loss") for read in case.reads.values()}
     if case.answer is not None and case.answer.plan.loss.value in _WHOLE and asked <= {None, *_WHOLE}:
         loss, cure = _LOSSES.get(
             case.answer.plan.engine, ("fused", "a fused loss (Liger, cut cross-entropy)")
         )
-        yield Found(
+        yield FoundMistake(
             where="loss", says="logits of every token are kept in fp32", cure=cure, changes={"loss": loss}
         )
 
 
-def _allocator_fragmentation(case: Case) -> Iterator[Found]:
+def _allocator_fragmentation(case: Case) -> Iterator[FoundMistake]:
     sheet = max(case.answer.sheets, key=device_of) if case.answer else None
     slack = (
         sum(int(i.largest.high) for i in sheet.items if i.component is Component.ALLOCATOR_SLACK)
@@ -248,7 +248,7 @@ def _allocator_fragmentation(case: Case) -> Iterator[Found]:
         else 0
     )
     if slack and not answer_fits(case.answer) and not case.request.get("allocator.expandable_segments"):
-        yield Found(
+        yield FoundMistake(
             where="PYTORCH_ALLOC_CONF",
             says="the allocator may keep segments that nothing fits into",
             cure="expandable_segments:True",
@@ -256,14 +256,14 @@ def _allocator_fragmentation(case: Case) -> Iterator[Found]:
         )
 
 
-def _full_width(case: Case) -> Iterator[Found]:
+def _full_width(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.of("deepspeed", *TRAINERS, "accelerate"):
         if case.request.get("precision.compute", case.request.get("precision.name")) == "fp32":
             better = {"deepspeed": "bf16-master", "fsdp2": "fsdp2-mixed", "fsdp1": "fsdp2-mixed"}.get(
                 str(case.request.get("engine")), "bf16-autocast"
             )
             gone = {key: None for key in case.request if key.startswith("precision.")}
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {'mixed_precision' if read.form.name == 'accelerate' else 'bf16'}",
                 says="nothing switches sixteen bits on: products and activations are fp32",
                 cure={"deepspeed": '"bf16": {"enabled": true}', "accelerate": "mixed_precision: bf16"}.get(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.exchange.mistakes.case import TRAINERS, Case, FoundMistake, Rule
 from memsheet.exchange.shared.loaded_models import LOADS, bit_keywords
 from memsheet.exchange.shared.python_config import named_calls, read_module
 from memsheet.exchange.shared.python_module import Tree
@@ -65,7 +65,7 @@ def _calls_out_of_order(
     return (made, late) if made and late and lines[made] < lines[late] else None
 
 
-def _late_recompute(case: Case) -> Iterator[Found]:
+def _late_recompute(case: Case) -> Iterator[FoundMistake]:
     for name, lines in _script_call_lines(case):
         first: tuple[str, ...] = (*WRAPS, *OPTIMIZERS)
         if any(
@@ -73,7 +73,7 @@ def _late_recompute(case: Case) -> Iterator[Found]:
         ):  # accelerate 1.15.0 accelerator.py: recompute inside each unit, after FSDP
             first = tuple(one for one in first if one not in FLAT)
         if found := _calls_out_of_order(lines, first, RECOMPUTES):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}:{lines[found[1]]}: {found[1]}",
                 says=(
                     f"comes after {found[0]} of line {lines[found[0]]}: what is wrapped by then is not "
@@ -83,12 +83,12 @@ def _late_recompute(case: Case) -> Iterator[Found]:
             )
 
 
-def _early_optimizer(case: Case) -> Iterator[Found]:
+def _early_optimizer(case: Case) -> Iterator[FoundMistake]:
     for name, lines in _script_call_lines(case):
         if found := _calls_out_of_order(lines, OPTIMIZERS, DIVIDES):
             size = case.answer.parameters * 4 if case.answer else 0
             kept = f": {format_bytes(size)} in fp32" if size else ""
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}:{lines[found[0]]}: {found[0]}",
                 says=(
                     f"is made before {found[1]} of line {lines[found[1]]}: it steps, and keeps, the "
@@ -99,11 +99,11 @@ def _early_optimizer(case: Case) -> Iterator[Found]:
             )
 
 
-def _bits_as_keywords(case: Case) -> Iterator[Found]:
+def _bits_as_keywords(case: Case) -> Iterator[FoundMistake]:
     for name, _ in case.of("transformers"):
         for held in _from_pretrained_calls(case.texts[name]) if name.endswith(".py") else ():
             for word in bit_keywords(held):
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}:{held[LINE]}: {word}",
                     says=(
                         "is no keyword that from_pretrained of transformers 5 takes, which raises "
@@ -126,13 +126,13 @@ def _calls_of(text: str, name: str) -> list[Tree]:
         return []
 
 
-def _blocks_said_twice(case: Case) -> Iterator[Found]:
+def _duplicate_block_sizes(case: Case) -> Iterator[FoundMistake]:
     """How many blocks rotate, and how large they are: either follows from the other."""
     for name, _ in case.of(*TRAINERS, "pytorch"):
         for held in _calls_of(case.texts[name], "OFTConfig") if name.endswith(".py") else ():
             said = [held.get(at) for at in ("r", "oft_block_size")]
             if all(isinstance(size, int) and size != 0 for size in said):
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}:{held[LINE]}: OFTConfig",
                     says=f"has r {said[0]} and oft_block_size {said[1]}: peft raises ValueError for both",
                     cure="one of the two (r=0 beside a size)",
@@ -145,5 +145,5 @@ SCRIPTS = (
     Rule(id="late-recompute", source=f"{_ORDER}: recompute, then compile, then fully_shard", looks=_late_recompute),
     Rule(id="optimizer-before-sharding", source="pytorch/torchtitan b5bcd76 torchtitan/trainer.py:479, 537: the optimizer is built of the divided model", looks=_early_optimizer),
     Rule(id="bits-as-keywords", source="transformers 5.23.0 modeling_utils.py:4279-4382: what is no key of the configuration goes to the model", looks=_bits_as_keywords),
-    Rule(id="blocks-said-twice", source="huggingface/peft 5d602fd src/peft/tuners/oft/config.py:193; v0.14.0 :187", looks=_blocks_said_twice),
+    Rule(id="blocks-said-twice", source="huggingface/peft 5d602fd src/peft/tuners/oft/config.py:193; v0.14.0 :187", looks=_duplicate_block_sizes),
 )  # fmt: skip

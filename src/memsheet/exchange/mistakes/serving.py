@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import prod
 
 from memsheet.budget import Answer
-from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
+from memsheet.exchange.mistakes.case import Case, FoundMistake, Rule, answer_fits
 from memsheet.exchange.mistakes.server_case import FLAGS, is_sized_pool, server_commands, server_pool_facts
 from memsheet.exchange.mistakes.serving_pool import (
     copied_cache,
@@ -29,11 +29,11 @@ USUAL_FRACTIONS = {"vllm": 0.9}
 """By a server's format: the fraction that it takes of every card where nobody says one (vLLM before 0.20)."""
 
 
-def _beyond_the_model(case: Case) -> Iterator[Found]:
+def _beyond_the_model(case: Case) -> Iterator[FoundMistake]:
     most, length = derived_max_length(case.model), case.request.get("serving.max_model_len")
     if most and isinstance(length, int) and length > most:
         for name, _, flags in server_commands(case):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {flags['length']}",
                 says=(
                     f"{length:,} tokens, and {case.model.name if case.model else ''} was made for "
@@ -45,12 +45,12 @@ def _beyond_the_model(case: Case) -> Iterator[Found]:
             )
 
 
-def _disabled_cuda_graphs(case: Case) -> Iterator[Found]:
+def _disabled_cuda_graphs(case: Case) -> Iterator[FoundMistake]:
     if case.request.get("serving.cuda_graphs") is False and answer_fits(
         case.ask({"serving.cuda_graphs": True})
     ):
         for name, _, flags in server_commands(case):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {flags['graphs']}",
                 says="the host starts every kernel of every token, and graphs have room",
                 cure="leave it out",
@@ -63,19 +63,19 @@ def _is_older_gpu(answer: Answer | None, units: tuple[int, int]) -> bool:
     return answer is not None and answer.cluster is not None and is_older_device(answer.cluster.device, units)
 
 
-def _eight_bits_without_units(case: Case) -> Iterator[Found]:
+def _eight_bits_without_units(case: Case) -> Iterator[FoundMistake]:
     if case.answer is None or case.answer.cluster is None or not _is_older_gpu(case.answer, FP8_UNITS):
         return
     card = case.answer.cluster.device.name
     for name, values, flags in server_commands(case):
         if says := eight_bit_cache(case.answer.plan, case.answer.cluster.device, case.model):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {flags['cache']}",
                 says=says,
                 cure="a card from Ada and Hopper on, or leave it out: a token then takes twice the bytes",
             )
         if values.get("--quantization") in ("fp8", "fp8_per_tensor"):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --quantization",
                 says=(
                     f"{card} multiplies no fp8: weights take half the room and are unpacked for every product"
@@ -84,7 +84,7 @@ def _eight_bits_without_units(case: Case) -> Iterator[Found]:
             )
 
 
-def _batch_below_length(case: Case) -> Iterator[Found]:
+def _batch_below_length(case: Case) -> Iterator[FoundMistake]:
     """A batch that is said: left to the engine it is as long as a prompt may be (engine/arg_utils.py,
     _set_default_max_num_seqs_and_batched_tokens_args), or prompts are chunked whatever is said.
     """
@@ -94,7 +94,7 @@ def _batch_below_length(case: Case) -> Iterator[Found]:
         length = case.request.get("serving.max_model_len") or (told.serving.max_model_len if told else None)
         batch = case.request.get("serving.max_batched_tokens")
         if whole and isinstance(length, int) and isinstance(batch, int) and batch < length:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --max-num-batched-tokens",
                 says=f"{batch:,}, and prompts of up to {length:,} tokens are read whole without chunks",
                 cure=f"leave --no-enable-chunked-prefill out, or --max-num-batched-tokens {length}",
@@ -102,13 +102,13 @@ def _batch_below_length(case: Case) -> Iterator[Found]:
             )
 
 
-def _batch_below_sequences(case: Case) -> Iterator[Found]:
+def _batch_below_sequences(case: Case) -> Iterator[FoundMistake]:
     for name, _ in case.values("vllm"):
         batch, sequences = (
             case.request.get(f"serving.{key}") for key in ("max_batched_tokens", "max_sequences")
         )
         if isinstance(batch, int) and isinstance(sequences, int) and batch < sequences:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --max-num-batched-tokens",
                 says=f"{batch:,} tokens for {sequences:,} sequences, each of which makes one",
                 cure=f"--max-num-batched-tokens {max(2048, sequences)}",
@@ -117,11 +117,11 @@ def _batch_below_sequences(case: Case) -> Iterator[Found]:
             )
 
 
-def _chunk_of_broken_pages(case: Case) -> Iterator[Found]:
+def _chunk_of_broken_pages(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("sglang"):
         chunk, page = values.get("--chunked-prefill-size"), values.get("--page-size", 1)
         if isinstance(chunk, int) and isinstance(page, int) and page > 0 and chunk > 0 and chunk % page:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --chunked-prefill-size",
                 says=f"{chunk} is no multiple of pages of {page} tokens",
                 stops=True,
@@ -130,7 +130,7 @@ def _chunk_of_broken_pages(case: Case) -> Iterator[Found]:
             )
 
 
-def _idle_memory(case: Case) -> Iterator[Found]:
+def _idle_memory(case: Case) -> Iterator[FoundMistake]:
     """A fraction below the usual one, while sequences wait for room. What further commands of a script take
     of the card is not known.
     """
@@ -143,7 +143,7 @@ def _idle_memory(case: Case) -> Iterator[Found]:
     for name, read in case.of(*USUAL_FRACTIONS):
         usual, flag = USUAL_FRACTIONS[read.form.name], FLAGS[read.form.name]["fraction"]
         if waiting and asked < usual and answer_fits(case.ask({"serving.memory_fraction": usual})):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {flag}",
                 says=f"{1 - asked:.0%} of the card is left to nobody while sequences wait for room",
                 cure=f"{flag} {usual}",
@@ -151,7 +151,7 @@ def _idle_memory(case: Case) -> Iterator[Found]:
             )
 
 
-def _old_card(case: Case) -> Iterator[Found]:
+def _old_card(case: Case) -> Iterator[FoundMistake]:
     """Sixteen bits that a card does not compute in; such a plan is refused before it is accounted, so it is
     asked about without them.
     """
@@ -164,13 +164,13 @@ def _old_card(case: Case) -> Iterator[Found]:
             says = "bfloat16 needs compute capability 8.0"
             dtype = DTYPE_WORDS[other.plan.precision.compute.name]
             cure = f"--dtype {dtype}{'' if answer_fits(other) else ', and what makes room in it'}"
-            yield Found(where=f"{name}: --dtype", says=says, cure=cure, stops=True)
+            yield FoundMistake(where=f"{name}: --dtype", says=says, cure=cure, stops=True)
 
 
 DTYPE_WORDS = {"fp16": "half", "fp32": "float32", "bf16": "bfloat16"}
 
 
-def _no_experts(case: Case) -> Iterator[Found]:
+def _no_experts(case: Case) -> Iterator[FoundMistake]:
     """Experts dealt that there are none of."""
     ep = case.request.get("mesh.ep")
     layers = (
@@ -178,7 +178,7 @@ def _no_experts(case: Case) -> Iterator[Found]:
     )
     if case.model is not None and isinstance(ep, int) and ep > 1 and not layers:
         for name, _ in case.values("vllm"):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --enable-expert-parallel",
                 says=f"{case.model.name} has no experts to deal",
                 cure="leave it out",
@@ -187,7 +187,7 @@ def _no_experts(case: Case) -> Iterator[Found]:
             )
 
 
-def _more_ranks_than_cards(case: Case) -> Iterator[Found]:
+def _more_ranks_than_cards(case: Case) -> Iterator[FoundMistake]:
     """Ranks of one node's server beyond the cards that its process has. A cluster of Ray, or further nodes,
     may have more; a release before the check looked for a cluster itself.
     """
@@ -203,7 +203,7 @@ def _more_ranks_than_cards(case: Case) -> Iterator[Found]:
         if at == EACH_NODE:  # what joins the nodes may stand elsewhere
             continue
         searches = at in (VISIBLE, DIRECTIVES) and read.form.name in USUAL_FRACTIONS and bool(read.release)
-        yield Found(
+        yield FoundMistake(
             where=f"{name}: {flags['tp']}",
             says=f"{prod(sizes)} ranks, and {at} gives the process {count} of the cards",
             cure="as many cards as ranks, or no more ranks than cards",

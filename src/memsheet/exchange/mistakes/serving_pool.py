@@ -9,7 +9,7 @@ from math import floor
 from typing import Any
 
 from memsheet.budget import Answer, Result
-from memsheet.exchange.mistakes.case import Case, Found, answer_fits
+from memsheet.exchange.mistakes.case import Case, FoundMistake, answer_fits
 from memsheet.exchange.mistakes.server_case import is_sized_pool, server_commands, server_pool_facts
 from memsheet.exchange.shared.moved_states import moves_weights_of_server
 from memsheet.plan.engine_registry import engine_of
@@ -37,7 +37,7 @@ def _cuda_context_bytes(answer: Answer) -> Bytes:
     return next((item.largest for item in answer.sheets[0].items if item.path == "cuda"), Bytes.exact(0))
 
 
-def fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
+def fraction_of_more_than_is_free(case: Case) -> Iterator[FoundMistake]:
     """The engine compares what it asks for with what is free once its own context is there."""
     told = server_pool_facts(case)
     for name, _, flags in (
@@ -55,7 +55,7 @@ def fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
         )
         if total * asked > total - context.value:
             most = floor(100 * (total - context.high) / total) / 100
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {flags['fraction']}",
                 cure=f"{flags['fraction']} {most:g}",
                 changes={"serving.memory_fraction": most},
@@ -67,7 +67,7 @@ def fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
             )
 
 
-def fraction_leaves_too_little(case: Case) -> Iterator[Found]:
+def fraction_leaves_too_little(case: Case) -> Iterator[FoundMistake]:
     """What lives besides the fraction (graphs, activations, communicators) does not fit into what it
     leaves. A fraction that the engine takes by itself is told of where that is expected, and not at the end
     of a range alone.
@@ -89,7 +89,7 @@ def fraction_leaves_too_little(case: Case) -> Iterator[Found]:
     if facts["short_bytes"].value > 0 or need <= room or not 0 < less < asked:
         return
     for name, _, flags in server_commands(case):
-        yield Found(
+        yield FoundMistake(
             where=f"{name}: {flags['fraction']}",
             cure=f"{flags['fraction']} {less:g}",
             changes={"serving.memory_fraction": less},
@@ -100,7 +100,7 @@ def fraction_leaves_too_little(case: Case) -> Iterator[Found]:
         )
 
 
-def length_that_has_no_room(case: Case) -> Iterator[Found]:
+def length_that_has_no_room(case: Case) -> Iterator[FoundMistake]:
     """One sequence of the longest length does not fit into the pool: vLLM refuses, SGLang ends requests
     early. Nothing is said where a flag takes weights off the card, which may leave the room.
     """
@@ -128,7 +128,7 @@ def length_that_has_no_room(case: Case) -> Iterator[Found]:
             else ""
         )
         ways = [*([f"{flags['length']} {held}"] if held else []), *_room_making_flags(facts, flags)]
-        yield Found(
+        yield FoundMistake(
             where=f"{name}: {flags['length']}",
             cure=", or ".join(ways) or _other_ways(facts),
             says=(
@@ -172,7 +172,7 @@ def _held_length(case: Case, facts: Mapping[str, Any], length: int) -> int:
     return 0
 
 
-def copied_cache(case: Case) -> Iterator[Found]:
+def copied_cache(case: Case) -> Iterator[FoundMistake]:
     """Ranks that are more than heads keep copies; of a latent every rank does."""
     told = server_pool_facts(case)
     if told is None or case.model is None:
@@ -189,7 +189,7 @@ def copied_cache(case: Case) -> Iterator[Found]:
     for name, _, flags in server_commands(case):
         changes, cure = _without_copies(case, answer, copies, flags)
         if cure:
-            yield Found(where=f"{name}: {flags['tp']}", says=said, cure=cure, changes=changes)
+            yield FoundMistake(where=f"{name}: {flags['tp']}", says=said, cure=cure, changes=changes)
 
 
 def _kv_cache_copies(case: Case, ranks: int) -> int:
@@ -249,7 +249,7 @@ def _in_all(answer: Answer) -> int:
     return int((answer.serving or {}).get("kv_tokens") or 0) * int(mesh.attn_dp * mesh.dp_replicate)
 
 
-def more_than_the_pool_holds(case: Case) -> Iterator[Found]:
+def more_than_the_pool_holds(case: Case) -> Iterator[FoundMistake]:
     """Far more sequences may start than have room, and vLLM's sampler is sized for all of them."""
     told = server_pool_facts(case)
     asked = case.request.get("serving.max_sequences")
@@ -273,7 +273,7 @@ def more_than_the_pool_holds(case: Case) -> Iterator[Found]:
         else f"of {int(answer.plan.serving.max_model_len or 0):,} tokens"
     )
     for name, _, flags in server_commands(case):
-        yield Found(
+        yield FoundMistake(
             where=f"{name}: {flags['sequences']}",
             cure=f"{flags['sequences']} {fewer * groups}{shorter}",
             changes={"serving.max_sequences": fewer * groups},

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from memsheet.exchange.mistakes.case import Case, Found, Rule, answer_fits
+from memsheet.exchange.mistakes.case import Case, FoundMistake, Rule, answer_fits
 
 _ALL_OF_RECOMPUTE = ("modules", "every", "layers", "segments")
 
 
-def _starved_pipeline(case: Case) -> Iterator[Found]:
+def _starved_pipeline(case: Case) -> Iterator[FoundMistake]:
     """(pp − 1) of every so many slots of a pipeline are empty."""
     plan = case.trained
     if plan is None or plan.mesh.pp == 1:
@@ -19,14 +19,14 @@ def _starved_pipeline(case: Case) -> Iterator[Found]:
     chunks = int(plan.mesh.vpp)
     if rounds < stages:
         idle = 100 * (stages - 1) // (chunks * rounds + stages - 1)
-        yield Found(
+        yield FoundMistake(
             where="mesh.pp",
             says=f"{rounds} micro-batches for {stages} stages: a stage waits {idle} % of a step",
             cure=f"a global batch of {stages} or more micro-batches, or fewer stages",
         )
 
 
-def _across_nodes(case: Case) -> Iterator[Found]:
+def _across_nodes(case: Case) -> Iterator[FoundMistake]:
     cluster, plan = (case.answer.cluster, case.answer.plan) if case.answer else (None, None)
     if (
         cluster is not None
@@ -34,7 +34,7 @@ def _across_nodes(case: Case) -> Iterator[Found]:
         and cluster.nodes > 1
         and int(plan.mesh.tp) > cluster.per_node
     ):
-        yield Found(
+        yield FoundMistake(
             where="mesh.tp",
             says=(
                 f"{int(plan.mesh.tp)} ranks on nodes of {cluster.per_node}: every layer's sums cross the "
@@ -44,7 +44,7 @@ def _across_nodes(case: Case) -> Iterator[Found]:
         )
 
 
-def _needless_recompute(case: Case) -> Iterator[Found]:
+def _needless_recompute(case: Case) -> Iterator[FoundMistake]:
     none = {"recompute.mode": "none", **{f"recompute.{key}": None for key in _ALL_OF_RECOMPUTE}}
     if case.request.get("offload.activations"):  # of what recompute keeps
         none["offload.activations"] = None
@@ -53,7 +53,7 @@ def _needless_recompute(case: Case) -> Iterator[Found]:
         and answer_fits(case.answer)
         and answer_fits(case.ask(none))
     ):
-        yield Found(
+        yield FoundMistake(
             where="recompute",
             says=_forward_twice(case),
             cure="leave recompute out",
@@ -71,10 +71,10 @@ def _forward_twice(case: Case) -> str:
     return "every layer runs forward twice, a third more work"
 
 
-def _beyond_positions(case: Case) -> Iterator[Found]:
+def _beyond_positions(case: Case) -> Iterator[FoundMistake]:
     length, most = _longest_row(case), case.model.max_positions if case.model else None
     if isinstance(length, int) and most and length > most:
-        yield Found(
+        yield FoundMistake(
             where="seq_len",
             says=(
                 f"{length:,} tokens, and {case.model.name if case.model else 'the model'} has positions "
@@ -90,13 +90,13 @@ def _longest_row(case: Case) -> Any:
     return max((row for row in rows if row), default=None) if rows else case.request.get("seq_len")
 
 
-def _whole_vocabulary(case: Case) -> Iterator[Found]:
+def _whole_vocabulary(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("torchtitan", "torchtitan-toml"):
         if (
             values.get("parallelism.disable_loss_parallel") is True
             and (case.request.get("mesh.tp") or 1) != 1
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: parallelism.disable_loss_parallel",
                 says="gathers every tensor-parallel rank's part of the logits",
                 cure="leave it out",
@@ -104,7 +104,7 @@ def _whole_vocabulary(case: Case) -> Iterator[Found]:
             )
 
 
-def _async_tp_uncompiled(case: Case) -> Iterator[Found]:
+def _async_tp_uncompiled(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("torchtitan", "torchtitan-toml"):
         parts = values.get("compile.components", ["model"])
         compiled = values.get("training.compile") is True or (
@@ -113,7 +113,7 @@ def _async_tp_uncompiled(case: Case) -> Iterator[Found]:
         older = values.get("parallelism.enable_async_tensor_parallel") is True and not compiled
         newer = values.get("compile.enable_async_tensor_parallel") is True and not compiled
         if older or newer:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: enable_async_tensor_parallel",
                 says="needs the model compiled; torchtitan stops",
                 cure="training.compile = true" if older else "compile enable=True",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memsheet.exchange.mistakes.case import Case, Found, Rule
+from memsheet.exchange.mistakes.case import Case, FoundMistake, Rule
 
 STORED_ONLY = frozenset({"awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin"})
 """Formats for which an engine looks for a configuration that the checkpoint has or has not; others are made
@@ -17,7 +17,7 @@ layers/quantization/fbgemm_fp8.py:48, compressed_tensors/compressed_tensors.py:9
 """
 
 
-def _not_stored(case: Case) -> Iterator[Found]:
+def _not_stored(case: Case) -> Iterator[FoundMistake]:
     """Asked of a model that is known and whose weights are as they were trained. Who names another model for
     the path knows better.
     """
@@ -29,7 +29,7 @@ def _not_stored(case: Case) -> Iterator[Found]:
         asked, served = read.values.get("--quantization"), str(read.request.get("@model") or "")
         only = STORED_ONLY | FURTHER_OF_VLLM if name in of_vllm else STORED_ONLY
         if asked in only and case.bundled(served) == model.name:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --quantization",
                 says=(
                     f"{asked}, and {served} is stored in {model.dtype or 'bf16'}: the engine finds no "

@@ -19,7 +19,7 @@ OPEN = frozenset("${}<>[]`%")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class AllowedValues:
     """What is taken at some places of formats: one of ``words``, or a number, from ``least`` to ``most``.
 
     ``closed``: no release has other words; ``any_reader``: no program does anything with another value;
@@ -57,7 +57,7 @@ class Taken:
         return ""
 
 
-def is_said(value: Any) -> bool:
+def is_literal_value(value: Any) -> bool:
     """Whether a value is one: not left to a script, to whoever starts it, or to a template."""
     if value is None or value in (UNSET, TOKENIZERS, "") or str(value).lower() in LEFT:
         return False
@@ -96,7 +96,7 @@ class Together:
         )
 
 
-def taken_at(form: str, at: str) -> Iterator[Taken]:
+def allowed_values_at(form: str, at: str) -> Iterator[AllowedValues]:
     return (row for row in _BY_PLACE.get((form, at), ()))
 
 
@@ -118,7 +118,7 @@ _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
 _VERL = "volcengine/verl b178a3cd verl"
 _SWIFT = "modelscope/ms-swift 3602360 swift"
 TAKEN = (
-    Taken(
+    AllowedValues(
         formats=_TRAINER,
         at=(
             "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_steps", "num_train_epochs",
@@ -127,49 +127,49 @@ TAKEN = (
         ),
         any_reader=True, source=f"{_TF} training_args.py:746-806, hf_argparser.py:129; {_AX}/training.py, {_AX}/peft.py: int; {_LF}/data_args.py, finetuning_args.py",
     ),
-    Taken(formats=("transformers", "trl", "open-instruct", "llamafactory", "swift"), at=("lr_scheduler_type",), words=_SCHEDULES, source=f"{_TF} training_args.py:1562, trainer_utils.py:561"),
-    Taken(formats=("llamafactory",), at=("stage",), words=("pt", "sft", "rm", "ppo", "dpo", "kto"), source=f"{_LF}/finetuning_args.py:460"),
-    Taken(formats=("llamafactory",), at=("finetuning_type",), words=("lora", "oft", "freeze", "full"), source=f"{_LF}/finetuning_args.py:464"),
-    Taken(formats=("llamafactory",), at=("pref_loss",), words=("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"), source=f"{_LF}/finetuning_args.py:183"),
-    Taken(formats=("llamafactory",), at=("quantization_type",), words=("fp4", "nf4"), source=f"{_LF}/model_args.py:287"),
-    Taken(formats=("axolotl",), at=("rl",), words=("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft"), source=f"{_AX}/enums.py:30"),
-    Taken(formats=("swift",), at=("rlhf_type",), words=("dpo", "orpo", "simpo", "kto", "cpo", "rm", "ppo", "grpo", "gkd"), source=f"{_SWIFT}/arguments/rlhf_args.py:232"),
-    Taken(formats=("swift",), at=("tuner_type",), words=("lora", "full", "longlora", "adalora", "llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone", "ia3", "lora_llm", "dummy"), source=f"{_SWIFT}/arguments/base_args/base_args.py:28-30, tuner_plugin/mapping.py:6"),
-    Taken(
+    AllowedValues(formats=("transformers", "trl", "open-instruct", "llamafactory", "swift"), at=("lr_scheduler_type",), words=_SCHEDULES, source=f"{_TF} training_args.py:1562, trainer_utils.py:561"),
+    AllowedValues(formats=("llamafactory",), at=("stage",), words=("pt", "sft", "rm", "ppo", "dpo", "kto"), source=f"{_LF}/finetuning_args.py:460"),
+    AllowedValues(formats=("llamafactory",), at=("finetuning_type",), words=("lora", "oft", "freeze", "full"), source=f"{_LF}/finetuning_args.py:464"),
+    AllowedValues(formats=("llamafactory",), at=("pref_loss",), words=("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"), source=f"{_LF}/finetuning_args.py:183"),
+    AllowedValues(formats=("llamafactory",), at=("quantization_type",), words=("fp4", "nf4"), source=f"{_LF}/model_args.py:287"),
+    AllowedValues(formats=("axolotl",), at=("rl",), words=("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft"), source=f"{_AX}/enums.py:30"),
+    AllowedValues(formats=("swift",), at=("rlhf_type",), words=("dpo", "orpo", "simpo", "kto", "cpo", "rm", "ppo", "grpo", "gkd"), source=f"{_SWIFT}/arguments/rlhf_args.py:232"),
+    AllowedValues(formats=("swift",), at=("tuner_type",), words=("lora", "full", "longlora", "adalora", "llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone", "ia3", "lora_llm", "dummy"), source=f"{_SWIFT}/arguments/base_args/base_args.py:28-30, tuner_plugin/mapping.py:6"),
+    AllowedValues(
         formats=("deepspeed",), at=("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), least=1, any_reader=True,
         source=f"{_DS}/config.py:937-975",
     ),
-    Taken(formats=("deepspeed",), at=("zero_optimization.stage",), least=0, most=3, any_reader=True, source=f"{_DS}/zero/config.py:81: ZeroStageEnum"),
-    Taken(formats=("accelerate",), at=("num_processes", "num_machines"), least=0, any_reader=True, source="accelerate 1.15 commands/launch.py"),
-    Taken(formats=("accelerate",), at=("mixed_precision",), words=("no", "fp8", "fp16", "bf16", "none"), closed=True, source="accelerate 1.15 utils/launch.py, utils/dataclasses.py:773"),
-    Taken(formats=("accelerate",), at=("deepspeed_config.zero_stage",), least=0, most=3, any_reader=True, source=f"{_DS}/zero/config.py:81: ZeroStageEnum"),
-    Taken(formats=("megatron",), at=("--cuda-graph-impl",), words=("none", "local", "transformer_engine", "full_iteration"), any_reader=True, source="NVIDIA/Megatron-LM d98e8a64 megatron/core/transformer/transformer_config.py:1075"),
-    Taken(
+    AllowedValues(formats=("deepspeed",), at=("zero_optimization.stage",), least=0, most=3, any_reader=True, source=f"{_DS}/zero/config.py:81: ZeroStageEnum"),
+    AllowedValues(formats=("accelerate",), at=("num_processes", "num_machines"), least=0, any_reader=True, source="accelerate 1.15 commands/launch.py"),
+    AllowedValues(formats=("accelerate",), at=("mixed_precision",), words=("no", "fp8", "fp16", "bf16", "none"), closed=True, source="accelerate 1.15 utils/launch.py, utils/dataclasses.py:773"),
+    AllowedValues(formats=("accelerate",), at=("deepspeed_config.zero_stage",), least=0, most=3, any_reader=True, source=f"{_DS}/zero/config.py:81: ZeroStageEnum"),
+    AllowedValues(formats=("megatron",), at=("--cuda-graph-impl",), words=("none", "local", "transformer_engine", "full_iteration"), any_reader=True, source="NVIDIA/Megatron-LM d98e8a64 megatron/core/transformer/transformer_config.py:1075"),
+    AllowedValues(
         formats=("megatron",), at=("--cuda-graph-scope", "--cuda-graph-modules"), any_reader=True, several=True,
         words=("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full", "full_iteration", "full_iteration_inference"), source=f"{_MCORE}:256",
     ),
-    Taken(formats=("megatron",), at=tuple(f"--{name}" for name in _MEGATRON), any_reader=True, source=f"{_MCORE}: type=int"),
-    Taken(formats=("torchtune",), at=("batch_size", "gradient_accumulation_steps", "tensor_parallel_dim", "tokenizer.max_seq_len", "model.lora_rank"), any_reader=True, source="pytorch/torchtune bd2a0fc recipes/full_finetune_distributed.py:145-200"),
-    Taken(formats=("torchtune", "torchtune-ppo"), at=("dtype",), words=("fp16", "bf16", "fp32", "fp64"), closed=True, any_reader=True, source="pytorch/torchtune bd2a0fc torchtune/training/precision.py:18, 102"),
-    Taken(
+    AllowedValues(formats=("megatron",), at=tuple(f"--{name}" for name in _MEGATRON), any_reader=True, source=f"{_MCORE}: type=int"),
+    AllowedValues(formats=("torchtune",), at=("batch_size", "gradient_accumulation_steps", "tensor_parallel_dim", "tokenizer.max_seq_len", "model.lora_rank"), any_reader=True, source="pytorch/torchtune bd2a0fc recipes/full_finetune_distributed.py:145-200"),
+    AllowedValues(formats=("torchtune", "torchtune-ppo"), at=("dtype",), words=("fp16", "bf16", "fp32", "fp64"), closed=True, any_reader=True, source="pytorch/torchtune bd2a0fc torchtune/training/precision.py:18, 102"),
+    AllowedValues(
         formats=("verl",),
         at=("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.n", "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes"),
         any_reader=True, source=f"{_VERL}/workers/config/actor.py:200-225, utils/config.py:88-110",
     ),
-    Taken(formats=("vllm",), at=("--tensor-parallel-size", "--pipeline-parallel-size", "--max-num-seqs"), any_reader=True, source="vLLM 0.33.0 vllm/config/parallel.py, vllm/config/scheduler.py: int"),
-    Taken(formats=("vllm",), at=("--gpu-memory-utilization",), least=0, most=1, any_reader=True, source="vLLM 0.33.0 vllm/config/cache.py: gt=0, le=1"),
-    Taken(formats=("vllm",), at=("--dtype",), words=("auto", "half", "float16", "bfloat16", "float", "float32"), closed=True, source="vLLM 0.33.0 vllm/config/model.py: ModelDType"),
-    Taken(formats=("sglang",), at=tuple(f"--{name}" for name in ("tp-size", "pp-size", "dp-size", "ep-size", "max-running-requests", "chunked-prefill-size", "context-length", "mem-fraction-static")), any_reader=True, source="SGLang 0.5.23 server_args.py: type=int, type=float"),
-    Taken(formats=("llama.cpp",), at=tuple(f"--{name}" for name in ("ctx-size", "batch-size", "ubatch-size", "parallel")), any_reader=True, source="llama.cpp 00dc8057 common/arg.cpp: std::stoi"),
-    Taken(formats=("llama.cpp",), at=("--cache-type-k", "--cache-type-v"), words=("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"), source="llama.cpp 00dc8057 common/arg.cpp: kv_cache_type_from_str"),
-    Taken(
+    AllowedValues(formats=("vllm",), at=("--tensor-parallel-size", "--pipeline-parallel-size", "--max-num-seqs"), any_reader=True, source="vLLM 0.33.0 vllm/config/parallel.py, vllm/config/scheduler.py: int"),
+    AllowedValues(formats=("vllm",), at=("--gpu-memory-utilization",), least=0, most=1, any_reader=True, source="vLLM 0.33.0 vllm/config/cache.py: gt=0, le=1"),
+    AllowedValues(formats=("vllm",), at=("--dtype",), words=("auto", "half", "float16", "bfloat16", "float", "float32"), closed=True, source="vLLM 0.33.0 vllm/config/model.py: ModelDType"),
+    AllowedValues(formats=("sglang",), at=tuple(f"--{name}" for name in ("tp-size", "pp-size", "dp-size", "ep-size", "max-running-requests", "chunked-prefill-size", "context-length", "mem-fraction-static")), any_reader=True, source="SGLang 0.5.23 server_args.py: type=int, type=float"),
+    AllowedValues(formats=("llama.cpp",), at=tuple(f"--{name}" for name in ("ctx-size", "batch-size", "ubatch-size", "parallel")), any_reader=True, source="llama.cpp 00dc8057 common/arg.cpp: std::stoi"),
+    AllowedValues(formats=("llama.cpp",), at=("--cache-type-k", "--cache-type-v"), words=("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"), source="llama.cpp 00dc8057 common/arg.cpp: kv_cache_type_from_str"),
+    AllowedValues(
         formats=("tgi",), at=("--quantize",), closed=True, source="huggingface/text-generation-inference db931fcf launcher/src/main.rs:407-447",
         words=("awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"),
     ),
-    Taken(formats=("tgi",), at=("--num-shard", "--max-total-tokens", "--max-input-tokens", "--max-batch-prefill-tokens", "--cuda-memory-fraction"), any_reader=True, source="huggingface/text-generation-inference db931fcf launcher/src/main.rs"),
-    Taken(formats=("tensorrt-llm",), at=("kv_cache_config.free_gpu_memory_fraction",), least=0, most=1, any_reader=True, source="TensorRT-LLM 00209af1 tensorrt_llm/llmapi/llm_args.py: validate_free_gpu_memory_fraction"),
-    Taken(formats=("tensorrt-llm",), at=("max_batch_size", "max_num_tokens", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"), any_reader=True, source="TensorRT-LLM 00209af1 tensorrt_llm/llmapi/llm_args.py: int"),
-    Taken(
+    AllowedValues(formats=("tgi",), at=("--num-shard", "--max-total-tokens", "--max-input-tokens", "--max-batch-prefill-tokens", "--cuda-memory-fraction"), any_reader=True, source="huggingface/text-generation-inference db931fcf launcher/src/main.rs"),
+    AllowedValues(formats=("tensorrt-llm",), at=("kv_cache_config.free_gpu_memory_fraction",), least=0, most=1, any_reader=True, source="TensorRT-LLM 00209af1 tensorrt_llm/llmapi/llm_args.py: validate_free_gpu_memory_fraction"),
+    AllowedValues(formats=("tensorrt-llm",), at=("max_batch_size", "max_num_tokens", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"), any_reader=True, source="TensorRT-LLM 00209af1 tensorrt_llm/llmapi/llm_args.py: int"),
+    AllowedValues(
         formats=("torchtitan-toml",), any_reader=True, source="torchtitan 820504e torchtitan/distributed/parallel_dims.py:41-60; torchtitan/config_manager.py:150-200",
         at=("training.local_batch_size", "training.seq_len", *(f"parallelism.{name}" for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree", "data_parallel_shard_degree", "data_parallel_replicate_degree"))),
     ),
@@ -194,7 +194,7 @@ REFUSED = (
         for form in ("transformers", "trl", "llamafactory")
     ),
 )  # fmt: skip
-_BY_PLACE: Mapping[tuple[str, str], tuple[Taken, ...]] = {
+_BY_PLACE: Mapping[tuple[str, str], tuple[AllowedValues, ...]] = {
     (form, at): tuple(row for row in TAKEN if form in row.formats and at in row.at)
     for one in TAKEN
     for form in one.formats

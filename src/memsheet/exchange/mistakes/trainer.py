@@ -14,7 +14,7 @@ from memsheet.exchange.mistakes.case import (
     SCALES,
     TRAINERS,
     Case,
-    Found,
+    FoundMistake,
     Rule,
     scaled_halves,
 )
@@ -63,7 +63,7 @@ def _training_only_bytes(case: Case) -> int:
     return sum(int(held[component].value) for component in passing if component in held)
 
 
-def _large_evaluation(case: Case) -> Iterator[Found]:
+def _large_evaluation(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(*TRAINERS):
         batch, micro = _eval_batch(values), values.get("per_device_train_batch_size", 8)
         fused = values.get("use_liger_kernel") is True or case.request.get("loss") in (
@@ -80,7 +80,7 @@ def _large_evaluation(case: Case) -> Iterator[Found]:
             and more > 0
         ):
             told = "8 by default" if "per_device_eval_batch_size" not in values else str(batch)
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: per_device_eval_batch_size",
                 saves_bytes=more,
                 says=(
@@ -110,7 +110,7 @@ def _keeps_no_logits(case: Case, name: str) -> bool:
     )
 
 
-def _predictions_stay(case: Case) -> Iterator[Found]:
+def _predictions_stay(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(_ARGUMENTS):
         kept = (
             values.get("prediction_loss_only") is not True and values.get("eval_accumulation_steps") is None
@@ -127,18 +127,18 @@ def _predictions_stay(case: Case) -> Iterator[Found]:
             )  # the model's own width, gathered from every rank
             ranks = case.together.gpus or 1
             size = f": {format_bytes(each * ranks)} more with every batch" if each else ""
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: eval_accumulation_steps",
                 says=f"is not said, and with compute_metrics all predictions stay on the GPU{size}",
                 cure="eval_accumulation_steps: 1, or prediction_loss_only: true",
             )
 
 
-def _frequent_cache_emptying(case: Case) -> Iterator[Found]:
+def _frequent_cache_emptying(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(*TRAINERS):
         every = values.get("torch_empty_cache_steps")
         if isinstance(every, int) and not isinstance(every, bool) and every < 10:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: torch_empty_cache_steps",
                 says=(
                     f"gives segments back and asks for them again every {every} steps: about 10 % of the time"
@@ -155,7 +155,7 @@ def _partitions_parameters(case: Case) -> bool:
     return partitions and case.request.get("zero") == 3
 
 
-def _finds_batch(case: Case) -> Iterator[Found]:
+def _finds_batch(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(*TRAINERS):
         if values.get("auto_find_batch_size") is True:
             third = _partitions_parameters(case)
@@ -164,27 +164,27 @@ def _finds_batch(case: Case) -> Iterator[Found]:
                 if third
                 else "lowers the batch by a tenth until it fits, and the global batch with it"
             )
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: auto_find_batch_size", says=says, cure="a batch that fits, said", stops=third
             )
 
 
-def _mean_of_ranks(case: Case) -> Iterator[Found]:
+def _mean_of_ranks(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(*TRAINERS):
         if values.get("average_tokens_across_devices") is False and (case.together.gpus or 2) > 1:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: average_tokens_across_devices",
                 says="each rank divides its loss by its own tokens: ranks of short texts weigh more",
                 cure="true, its default",
             )
 
 
-def _label_smoothing_copies(case: Case) -> Iterator[Found]:
+def _label_smoothing_copies(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(_ARGUMENTS):
         share = values.get("label_smoothing_factor")
         if isinstance(share, int | float) and share > 0:
             micro = case.trained.last_microbatch if case.trained else 0
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: label_smoothing_factor",
                 says="keeps the logarithms of every token's probabilities beside the logits, twice",
                 cure="leave it out",
@@ -192,7 +192,7 @@ def _label_smoothing_copies(case: Case) -> Iterator[Found]:
             )
 
 
-def _recomputes_twice(case: Case) -> Iterator[Found]:
+def _recomputes_twice(case: Case) -> Iterator[FoundMistake]:
     """FSDP's own recompute, of the Trainer's arguments or of the launcher's file, beside the Trainer's."""
     launchers = tuple(
         f"{F}.fsdp_activation_checkpointing of {name}"
@@ -209,7 +209,7 @@ def _recomputes_twice(case: Case) -> Iterator[Found]:
         elsewhere = values.get("deepspeed")
         if _is_on(own) and (held or launchers) and not elsewhere:
             said = "" if "gradient_checkpointing" in values else f", {read.form.tested}'s default"
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: gradient_checkpointing",
                 says=(
                     f"is on{said}, and so is {held or launchers[0]}: the Trainer refuses to start with both"
@@ -231,7 +231,7 @@ def _is_on(value: Any) -> bool:
     return str(value).lower() == "true"
 
 
-def _spread_over_ranks(case: Case) -> Iterator[Found]:
+def _spread_over_ranks(case: Case) -> Iterator[FoundMistake]:
     """A model spread over the cards that each process sees, in a job of several processes on a node."""
     launchers = [
         (name, read)
@@ -245,7 +245,7 @@ def _spread_over_ranks(case: Case) -> Iterator[Found]:
     for name, values in case.values(*TRAINERS):
         at = f"{SCRIPT}.{SPREADS}"
         if values.get(at) in MAPS and not values.get(f"{SCRIPT}.unsloth"):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {SPREADS}",
                 says=(
                     f"spreads the layers over the cards that each of the {started[1]} processes "
@@ -256,7 +256,7 @@ def _spread_over_ranks(case: Case) -> Iterator[Found]:
             )
 
 
-def _scaled_halves(case: Case) -> Iterator[Found]:
+def _scaled_halves(case: Case) -> Iterator[FoundMistake]:
     """A whole model that is loaded in fp16 and trained with the Trainer's fp16, whose scaler takes gradients
     in fp32 alone. DeepSpeed and FSDP scale by themselves; adapters are fp32 beside such a base.
     """
@@ -286,10 +286,10 @@ ONE_VISIBLE = late_pattern(
 """What leaves each process a single card to see."""
 
 
-def _kv_cache_with_recompute(case: Case) -> Iterator[Found]:
+def _kv_cache_with_recompute(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(_ARGUMENTS):
         if values.get("use_cache") is True and any(values.get(at) is True for at in _RECOMPUTES):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: use_cache",
                 says=(
                     "keys and values are kept for generating, which recompute switches off with a "
@@ -299,17 +299,19 @@ def _kv_cache_with_recompute(case: Case) -> Iterator[Found]:
             )
 
 
-def _reentrant_checkpointing(case: Case) -> Iterator[Found]:
+def _reentrant_checkpointing(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(*TRAINERS):
         if any(values.get(f"{at}.use_reentrant") is True for at in _HOW):
             lora = case.request.get("adapter.rank") or case.request.get("adapter.kind")
             says = "runs backward inside backward: hooks of FSDP and DDP see a layer twice" + (
                 ", and frozen embeddings give adapters no gradient" if lora else ""
             )
-            yield Found(where=f"{name}: use_reentrant", says=says, cure="use_reentrant: false, its default")
+            yield FoundMistake(
+                where=f"{name}: use_reentrant", says=says, cure="use_reentrant: false, its default"
+            )
 
 
-def _unsynchronised_ram_loading(case: Case) -> Iterator[Found]:
+def _unsynchronised_ram_loading(case: Case) -> Iterator[FoundMistake]:
     """A word is taken for true; the launcher's default is to load on one rank."""
     for name, values in case.values("accelerate"):
         loads = values.get(f"{F}.fsdp_cpu_ram_efficient_loading", "true")
@@ -318,7 +320,7 @@ def _unsynchronised_ram_loading(case: Case) -> Iterator[Found]:
             and values.get(f"{F}.fsdp_sync_module_states") is False
             and loads not in (False, None)
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: fsdp_sync_module_states",
                 says="is false where one rank loads the weights for all: the launcher refuses it",
                 cure="fsdp_sync_module_states: true",
@@ -326,7 +328,7 @@ def _unsynchronised_ram_loading(case: Case) -> Iterator[Found]:
             )
 
 
-def _loads_everywhere(case: Case) -> Iterator[Found]:
+def _loads_everywhere(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.of("accelerate", *TRAINERS):
         values = read.values
         at, sharded = f"{F}.fsdp_cpu_ram_efficient_loading", values.get("distributed_type") == "FSDP"
@@ -337,20 +339,20 @@ def _loads_everywhere(case: Case) -> Iterator[Found]:
             )
         off = values.get(at, read.form.name not in TRAINERS)
         if sharded and str(off).lower() == "false":
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {at.removeprefix(f'{F}.')}",
                 says=f"each rank of a node loads the whole model into host memory{_of_node(case)}",
                 cure="true: one rank loads, and the others receive",
             )
 
 
-def _inits_everywhere(case: Case) -> Iterator[Found]:
+def _inits_everywhere(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("accelerate"):
         if (
             _partitions_parameters(case)
             and str(values.get("deepspeed_config.zero3_init_flag")).lower() == "false"
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: zero3_init_flag",
                 says=f"each rank builds the whole model before it is divided{_of_node(case)}",
                 cure="zero3_init_flag: true",
@@ -363,7 +365,7 @@ def _of_node(case: Case) -> str:
     return f": {format_bytes(case.answer.parameters * 2 * case.answer.cluster.per_node)} a node in 16 bits"
 
 
-def _saves_whole(case: Case) -> Iterator[Found]:
+def _saves_whole(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("accelerate"):
         whole = values.get(f"{F}.fsdp_state_dict_type")
         if values.get("distributed_type") == "FSDP" and str(whole).upper() in ("FULL_STATE_DICT", "1"):
@@ -373,17 +375,17 @@ def _saves_whole(case: Case) -> Iterator[Found]:
                 if size and not case.request.get("adapter.rank")
                 else ""
             )
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: fsdp_state_dict_type",
                 says=f"every save gathers the model and its optimizer on rank 0's host{told}",
                 cure="SHARDED_STATE_DICT, and accelerate merge-weights at the end",
             )
 
 
-def _one_by_one(case: Case) -> Iterator[Found]:
+def _one_by_one(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values(*TRAINERS):
         if values.get("optim") in ("adamw_torch", "adamw_hf") and not values.get("deepspeed"):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: optim",
                 says="steps through lists of tensors, with temporaries as large as the parameters",
                 cure="optim: adamw_torch_fused",
@@ -391,10 +393,10 @@ def _one_by_one(case: Case) -> Iterator[Found]:
             )
 
 
-def _bits_without_their_adapter(case: Case) -> Iterator[Found]:
+def _bits_without_their_adapter(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("axolotl"):
         if values.get("load_in_4bit") is True and values.get("adapter") == "lora":
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: load_in_4bit",
                 says="is for adapter: qlora; beside lora nothing is quantized (releases to 0.12 did)",
                 cure="adapter: qlora",
@@ -402,14 +404,14 @@ def _bits_without_their_adapter(case: Case) -> Iterator[Found]:
             )
 
 
-def _older_spelling(case: Case) -> Iterator[Found]:
+def _older_spelling(case: Case) -> Iterator[FoundMistake]:
     """What newer releases load in sixteen bits then comes on top of the sheet."""
     for name, values in case.values("llamafactory"):
         if values.get("quantization_method") == "bitsandbytes" and values.get("quantization_bit") is not None:
             whole = case.ask({"quantization.weights": None, "quantization.double_quant": None})
             now = case.answer.verdict.device.value if case.answer and case.answer.verdict else 0
             more = int(whole.verdict.device.value - now) if whole and whole.verdict and now else 0
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: quantization_method",
                 says=(
                     "bitsandbytes is how older releases spell it; newer ones know bnb and then quantize "

@@ -9,22 +9,28 @@ from math import prod
 from typing import Any
 
 from memsheet.errors import nearest_words
-from memsheet.exchange.mistakes.case import ENGINE_REFUSES, Case, Found, Rule
+from memsheet.exchange.mistakes.case import ENGINE_REFUSES, Case, FoundMistake, Rule
 from memsheet.exchange.mistakes.server_case import server_commands
-from memsheet.exchange.mistakes.taken_values import REFUSED, TAKEN, Taken, is_said, taken_at
-from memsheet.exchange.shared.file_format import UNSET, Key, Read
+from memsheet.exchange.mistakes.taken_values import (
+    REFUSED,
+    TAKEN,
+    AllowedValues,
+    allowed_values_at,
+    is_literal_value,
+)
+from memsheet.exchange.shared.file_format import UNSET, FileReading, Key
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.exchange.shared.program_releases import is_key_typo, is_word_slip, keys_known
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import Attention
 
 
-def _values_not_taken(case: Case) -> Iterator[Found]:
+def _refused_values(case: Case) -> Iterator[FoundMistake]:
     for name, read in case.reads.items():
         for at, value in read.values.items():
-            for row in taken_at(read.form.name, at):
+            for row in allowed_values_at(read.form.name, at):
                 for one in row.single_values(value):
-                    why = row.refusal(one) if is_said(one) else ""
+                    why = row.refusal(one) if is_literal_value(one) else ""
                     if why:
                         yield _refused_value(f"{name}: {at}", read, row, str(one), why)
 
@@ -43,15 +49,19 @@ _COUNTED = (
 _NUMBER = late_pattern(r"[+-]?[\d._]+(?:[eE][+-]?\d+)?[kKmMgG]?")
 
 
-def _words_for_numbers(case: Case) -> Iterator[Found]:
+def _words_for_numbers(case: Case) -> Iterator[FoundMistake]:
     """A text where the program counts: no parser makes a number of it."""
     for name, read in case.reads.items():
         for row in read.form.keys:
             held = read.values.get(row.at)
-            if not isinstance(held, str) or not is_said(held) or any(taken_at(read.form.name, row.at)):
+            if (
+                not isinstance(held, str)
+                or not is_literal_value(held)
+                or any(allowed_values_at(read.form.name, row.at))
+            ):
                 continue
             if _is_word(held) and _counts(row, read.values):
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {row.at}",
                     says=f"{held} is no number; {read.form.tested} refuses to start with it",
                     cure="a number",
@@ -72,7 +82,7 @@ def _is_word(text: str) -> bool:
     return not _NUMBER.fullmatch(text)
 
 
-def _refused_value(where: str, read: Read, row: Taken, value: str, why: str) -> Found:
+def _refused_value(where: str, read: FileReading, row: AllowedValues, value: str, why: str) -> FoundMistake:
     near = next(iter(nearest_words(value, list(row.words), n=1)), "") if row.words else ""
     known = row.any_reader or read.form.program_known(read.values)
     sure = not row.words or row.closed or keys_known(read) or is_word_slip(value, near)
@@ -81,12 +91,12 @@ def _refused_value(where: str, read: Read, row: Taken, value: str, why: str) -> 
     else:
         other = "release" if known else "program"
         told = f"; {read.form.tested} would refuse it; another {other} may know it"
-    return Found(
+    return FoundMistake(
         where=where, says=why + told, cure=f"{near}?" if near else _fitting(row), stops=known and sure
     )
 
 
-def _fitting(row: Taken) -> str:
+def _fitting(row: AllowedValues) -> str:
     if row.words:
         return row.words[0]
     if row.most is None:
@@ -94,16 +104,16 @@ def _fitting(row: Taken) -> str:
     return f"a number from {row.least or 0:g} to {row.most:g}"
 
 
-def _values_refused_together(case: Case) -> Iterator[Found]:
+def _values_refused_together(case: Case) -> Iterator[FoundMistake]:
     for one in REFUSED:
         for name, values in case.values(one.format):
             if one.is_met(values):
                 at = next(iter(one.where))
                 told = "" if values.get(at) is None else f" = {values[at]}"
-                yield Found(where=f"{name}: {at}{told}", says=one.says, cure=one.cure, stops=True)
+                yield FoundMistake(where=f"{name}: {at}{told}", says=one.says, cure=one.cure, stops=True)
 
 
-def _engine_refusals(case: Case) -> Iterator[Found]:
+def _engine_refusals(case: Case) -> Iterator[FoundMistake]:
     """What keeps a plan from having a sheet, where the engine stops at it, too."""
     for problem in case.refused:
         where = next(
@@ -117,7 +127,7 @@ def _engine_refusals(case: Case) -> Iterator[Found]:
         )
         told = "" if problem.value is None else f"{problem.value}: "
         cure = _in_server_flags(case, problem.hint)
-        yield Found(where=where, says=f"{told}{problem.reason}", cure=cure, stops=True)
+        yield FoundMistake(where=where, says=f"{told}{problem.reason}", cure=cure, stops=True)
 
 
 OWN_FLAGS = {"--page-tokens": "page", "--kv-dtype": "cache", "--tp": "tp", "--memory-fraction": "fraction"}
@@ -132,7 +142,7 @@ def _in_server_flags(case: Case, hint: str) -> str:
     return " ".join(flags[OWN_FLAGS[word]] if word in OWN_FLAGS else word for word in hint.split(" "))
 
 
-def _plan_keys_of(read: Read, at: str) -> Mapping[str, Any]:
+def _plan_keys_of(read: FileReading, at: str) -> Mapping[str, Any]:
     """The plan's keys that a place of a file says."""
     row = next((row for row in read.form.keys if row.at == at), None)
     return {} if row is None else row.read(read.values[at], read.values)
@@ -142,13 +152,13 @@ _HEADS = {"megatron": False, "swift-megatron": False, "torchtune": True, "vllm":
 """By format, whether key/value heads have to be divided, too."""
 
 
-def _undivided_heads(case: Case) -> Iterator[Found]:
+def _undivided_heads(case: Case) -> Iterator[FoundMistake]:
     """Tensor-parallel ranks that the attention heads cannot be shared over."""
     for name, read in case.of(*_HEADS):
         at, ranks = _tensor_ranks(read)
         for words, heads in _head_counts(case, keys_too=_HEADS[read.form.name]):
             if ranks > 1 and heads % ranks:
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {at}",
                     says=(
                         f"{ranks} does not divide the {heads} {words}; "
@@ -160,7 +170,7 @@ def _undivided_heads(case: Case) -> Iterator[Found]:
                 break
 
 
-def _tensor_ranks(read: Read) -> tuple[str, int]:
+def _tensor_ranks(read: FileReading) -> tuple[str, int]:
     """Where the file says its tensor-parallel ranks, and how many they are."""
     for row in read.form.keys:
         held = _count(read.values.get(row.at))
@@ -182,7 +192,7 @@ _SCHEDULES = ("--rampup-batch-size", "--step-batch-size-schedule", "--decrease-b
 _DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size")
 
 
-def _undivided_batch(case: Case) -> Iterator[Found]:
+def _undivided_batch(case: Case) -> Iterator[FoundMistake]:
     """A global batch that is no whole number of micro-batches on every data-parallel rank."""
     for name, read in case.of("megatron"):
         values = read.values
@@ -193,7 +203,7 @@ def _undivided_batch(case: Case) -> Iterator[Found]:
             continue
         product = micro * (ranks // share)
         if product and whole % product:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: --global-batch-size",
                 says=f"{whole} is not a multiple of {micro} sequences · {ranks // share} replicas",
                 cure=f"--global-batch-size {-(-whole // product) * product}",
@@ -210,12 +220,12 @@ ACTOR = "actor_rollout_ref.actor"
 _GATHERED, _UPDATE = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 
 
-def _update_above_batch(case: Case) -> Iterator[Found]:
+def _update_above_batch(case: Case) -> Iterator[FoundMistake]:
     """An update of more prompts than a step gathers."""
     for name, values in case.values("verl"):
         gathered, update = _count(values.get(_GATHERED)), _count(values.get(_UPDATE))
         if 0 < gathered < update and _is_static(values):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {_GATHERED}",
                 says=f"{gathered} is less than the {update} prompts of {_UPDATE}",
                 cure=f"{_UPDATE}={gathered}",
@@ -243,7 +253,7 @@ def _is_static(values: Mapping[str, Any]) -> bool:
     )
 
 
-def _misspelt_overrides(case: Case) -> Iterator[Found]:
+def _misspelt_overrides(case: Case) -> Iterator[FoundMistake]:
     """Hydra changes what a configuration has, and adds what stands behind a plus."""
     for name, read in case.of("verl"):
         text = case.texts.get(name, "")
@@ -258,7 +268,7 @@ def _misspelt_overrides(case: Case) -> Iterator[Found]:
                 "",
             )
             if near and f"+{at}" not in text:
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {at}",
                     says="is no key of the configuration, and Hydra refuses it",
                     cure=f"{near}?",
@@ -266,12 +276,12 @@ def _misspelt_overrides(case: Case) -> Iterator[Found]:
                 )
 
 
-def _more_ranks_than_named(case: Case) -> Iterator[Found]:
+def _more_ranks_than_named(case: Case) -> Iterator[FoundMistake]:
     """Ranks beyond the GPUs that somebody says there are."""
     if case.too_few_cards is None:
         return
     named, ranks = case.too_few_cards
-    yield Found(
+    yield FoundMistake(
         where="--gpus",
         says=f"the files are for {ranks} ranks, a GPU each, and --gpus names {named}",
         cure="as many GPUs as ranks (those of all nodes together), or no more ranks than GPUs",
@@ -294,7 +304,7 @@ VALUES = (
     Rule(
         id="value-not-taken",
         source="; ".join(dict.fromkeys(row.source for row in TAKEN)),
-        looks=_values_not_taken,
+        looks=_refused_values,
         any_reader=True,
     ),
     Rule(

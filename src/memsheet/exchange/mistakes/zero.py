@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.exchange.mistakes.case import TRAINERS, Case, FoundMistake, Rule
 from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
 from memsheet.units import format_bytes
 
@@ -15,7 +15,7 @@ Z, A = "zero_optimization", "activation_checkpointing"
 _HELD = ("offload_optimizer", "offload_param")
 
 
-def _batch_size_mismatches(case: Case) -> Iterator[Found]:
+def _batch_size_mismatches(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         sizes = [
             values.get(key)
@@ -28,7 +28,7 @@ def _batch_size_mismatches(case: Case) -> Iterator[Found]:
             product = micro * rounds * (gpus or 1)
             if (gpus and whole != product) or whole % product:
                 over = f"{gpus} GPUs" if gpus else "any number of GPUs"
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: train_batch_size",
                     says=f"{whole} is not {micro} sequences · {rounds} rounds · {over}",
                     cure=f"train_batch_size {product}" if gpus else "leave one of the three out",
@@ -65,7 +65,7 @@ say (transformers 5.23.0 integrations/deepspeed.py, trainer_config_process).
 """
 
 
-def mismatched_settings(case: Case) -> Iterator[tuple[str, Found]]:
+def mismatched_settings(case: Case) -> Iterator[tuple[str, FoundMistake]]:
     """What DeepSpeed's file says otherwise than the Trainer's arguments that name one, by the keys of a plan
     that both say.
     """
@@ -79,7 +79,7 @@ def mismatched_settings(case: Case) -> Iterator[tuple[str, Found]]:
                     where = f"{name}: {key}"
                     yield (
                         keys,
-                        Found(
+                        FoundMistake(
                             where=where,
                             says=f"{says}: the Trainer refuses values that mismatch",
                             cure='"auto"',
@@ -98,14 +98,14 @@ def _as_number(value: Any) -> float | None:
         return None
 
 
-def _not_switched(case: Case) -> Iterator[Found]:
+def _not_switched(case: Case) -> Iterator[FoundMistake]:
     """The group only says how: a layer is recomputed where the model calls
     ``deepspeed.checkpointing.checkpoint``.
     """
     for name, values in case.values("deepspeed"):
         told = any(at.startswith(f"{A}.") for at in values)
         if told and case.request.get("recompute.mode") in (None, "none"):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {A}",
                 says="says how to recompute and switches nothing on: the model's own code has to call it",
                 cure="gradient_checkpointing: true in the training script",
@@ -113,41 +113,41 @@ def _not_switched(case: Case) -> Iterator[Found]:
             )
 
 
-def _nothing_to_partition(case: Case) -> Iterator[Found]:
+def _nothing_to_partition(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         if values.get(f"{A}.partition_activations") is True and (case.request.get("mesh.tp") or 1) == 1:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {A}.partition_activations",
                 says="divides what is kept over tensor-parallel ranks, and there are none",
                 cure="leave it out",
             )
 
 
-def _unpartitioned_memory(case: Case) -> Iterator[Found]:
+def _unpartitioned_memory(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         if (
             values.get(f"{A}.contiguous_memory_optimization") is True
             and values.get(f"{A}.partition_activations") is not True
         ):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {A}.contiguous_memory_optimization",
                 says="is for partition_activations: DeepSpeed stops where a model calls it",
                 cure="partition_activations: true, or leave it out",
             )
 
 
-def _torch_on_host(case: Case) -> Iterator[Found]:
+def _torch_on_host(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         moved = values.get(f"{Z}.offload_optimizer.device") in ("cpu", "nvme")
         if moved and values.get("zero_force_ds_cpu_optimizer") is False:
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: zero_force_ds_cpu_optimizer",
                 says="lets torch's own optimizer step on the host, slower than DeepSpeed's",
                 cure="leave it out, so that DeepSpeedCPUAdam is asked for",
             )
 
 
-def _kept_alive(case: Case) -> Iterator[Found]:
+def _kept_alive(case: Case) -> Iterator[FoundMistake]:
     """Parameters stay gathered up to so many elements: above the model's own, stage 3 need not free any
     before backward ends.
     """
@@ -162,7 +162,7 @@ def _kept_alive(case: Case) -> Iterator[Found]:
             continue
         held = case.answer.parameters
         if most > max(held, BUCKETS.max_live):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {Z}.stage3_max_live_parameters",
                 says=f"{most:,.0f} elements for {held:,} parameters: all may stay gathered",
                 cure=f"{BUCKETS.max_live:,} elements, its default, or fewer",
@@ -170,7 +170,7 @@ def _kept_alive(case: Case) -> Iterator[Found]:
             )
 
 
-def _unpinned_offload_memory(case: Case) -> Iterator[Found]:
+def _unpinned_offload_memory(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         for held in _HELD:
             if (
@@ -178,14 +178,14 @@ def _unpinned_offload_memory(case: Case) -> Iterator[Found]:
                 and values.get(f"{Z}.{held}.pin_memory") is False
                 and _host_has_room(case)
             ):
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {Z}.{held}.pin_memory",
                     says="pageable host memory is copied at a part of the link's speed, and nothing overlaps",
                     cure="pin_memory: true, its default, where the host's limit allows",
                 )
 
 
-def _pins_more_than_there_is(case: Case) -> Iterator[Found]:
+def _pins_more_than_there_is(case: Case) -> Iterator[FoundMistake]:
     """What torch pins is rounded up to powers of two, so that up to twice as much is taken from what no page
     may leave.
     """
@@ -205,7 +205,7 @@ def _pins_more_than_there_is(case: Case) -> Iterator[Found]:
                 f"a node's ranks pin {format_bytes(needed)}, rounded up to as much as "
                 f"{format_bytes(needed * 2)}, of {format_bytes(answer.cluster.host_bytes)}"
             )
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {Z}.{pinned[0]}.pin_memory",
                 says=says,
                 cure="pin_memory: false, or less offloaded",
@@ -222,11 +222,11 @@ def _host_has_room(case: Case) -> bool:
     )
 
 
-def _no_folder(case: Case) -> Iterator[Found]:
+def _no_folder(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         for held in _HELD:
             if values.get(f"{Z}.{held}.device") == "nvme" and not values.get(f"{Z}.{held}.nvme_path"):
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {Z}.{held}.nvme_path",
                     says="is not said, and nvme needs a folder",
                     cure='"nvme_path": "/local_nvme"',
@@ -234,10 +234,10 @@ def _no_folder(case: Case) -> Iterator[Found]:
                 )
 
 
-def _scattered_gradients(case: Case) -> Iterator[Found]:
+def _scattered_gradients(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         if values.get(f"{Z}.contiguous_gradients") is False and _zero_stage(values) in (1, 2):
-            yield Found(
+            yield FoundMistake(
                 where=f"{name}: {Z}.contiguous_gradients",
                 says="gradients lie where backward makes them, between activations: memory in pieces",
                 cure="true, its default",
@@ -248,18 +248,18 @@ def _zero_stage(values: Mapping[str, Any]) -> Any:
     return values.get(f"{Z}.stage") or 0
 
 
-def _synchronising_timers(case: Case) -> Iterator[Found]:
+def _synchronising_timers(case: Case) -> Iterator[FoundMistake]:
     for name, values in case.values("deepspeed"):
         for at in ("wall_clock_breakdown", "memory_breakdown", "flops_profiler.enabled"):
             if values.get(at) is True:
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {at}",
                     says="measures the parts of every step, and waits for the GPU to do so",
                     cure="false once it was looked at",
                 )
 
 
-def _slow_gather(case: Case) -> Iterator[Found]:
+def _slow_gather(case: Case) -> Iterator[FoundMistake]:
     """At every save rank 0 holds the whole model in host memory."""
     for name, values in case.values("deepspeed"):
         gathers = any(
@@ -282,7 +282,7 @@ def _slow_gather(case: Case) -> Iterator[Found]:
                     f"{format_bytes(answer.cluster.host_bytes)}"
                 )
                 cure = "false, and zero_to_fp32.py on another machine"
-                yield Found(
+                yield FoundMistake(
                     where=f"{name}: {Z}.stage3_gather_16bit_weights_on_model_save", says=says, cure=cure
                 )
 

@@ -65,7 +65,7 @@ def _container_of(image: str, held: Mapping[str, Any]) -> Mapping[str, Any]:
     command = [str(word) for word in _words_of(held.get("command"))]
     said = any(str(word).partition("=")[0] in MODEL_FLAG for word in [*command, *words])
     plain = command[1:2] == ["serve"] and (len(command) > 2 or (words[:1] and not words[0].startswith("-")))
-    model = next((str(told) for key in NAMED if (told := _model_told(held.get(key)))), "")
+    model = next((str(told) for key in NAMED if (told := _model_in_value(held.get(key)))), "")
     flag = "--model-id" if "text-generation" in image else "--model"
     more = [flag, model] if model and not said and not plain else []
     return {
@@ -85,7 +85,7 @@ def _words_of(value: Any) -> list[Any]:
     return scalar_list(value)
 
 
-def _model_told(value: Any) -> str:
+def _model_in_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return next(
             (str(value[key]) for key in ("name", "id", "repo", "uri") if isinstance(value.get(key), str)), ""

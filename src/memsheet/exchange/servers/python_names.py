@@ -35,7 +35,7 @@ FROM_LINE = "parse_args_into_dataclasses"
 """What makes objects of a command line (huggingface/transformers hf_argparser.py)."""
 
 
-class Made(dict[str, Any]):
+class ConstructorArguments(dict[str, Any]):
     """What a constructor was given, which is no mapping of arguments itself."""
 
 
@@ -43,7 +43,7 @@ class Fields(dict[str, Any]):
     """The fields of a dataclass, at their defaults."""
 
 
-class Instance(Made):
+class Instance(ConstructorArguments):
     """An object of a dataclass: what its fields hold."""
 
 
@@ -198,7 +198,7 @@ def call_keywords(node: ast.Call, known: Mapping[str, Any], depth: int = 0) -> d
 
 def _further_arguments(node: ast.expr, value: Any) -> dict[str, Any]:
     """What ``**`` adds: a mapping's keys, else one key that stands for them all."""
-    if isinstance(value, Mapping) and not isinstance(value, Made):
+    if isinstance(value, Mapping) and not isinstance(value, ConstructorArguments):
         return dict(value)
     return {f"{FURTHER}{'_'.join(attribute_path(node)) or 'further_arguments'}": OPEN}
 
@@ -291,7 +291,7 @@ def _default_of_field(node: ast.expr, known: Mapping[str, Any]) -> Any:
     return expression_value(node, known)
 
 
-def _made_instance(node: ast.Call, fields: Fields, known: Mapping[str, Any], depth: int) -> Instance:
+def _dataclass_instance(node: ast.Call, fields: Fields, known: Mapping[str, Any], depth: int) -> Instance:
     placed = (expression_value(one, known, depth) for one in node.args)
     return Instance(
         {**fields, **dict(zip(fields, placed, strict=False)), **call_keywords(node, known, depth)}
@@ -362,7 +362,7 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
             whole = expression_value(holder, known, depth + 1)
             return _held_at(whole, expression_value(place, known, depth + 1))
         case ast.Call(func=ast.Name(id=name)) if isinstance(known.get(name), Fields):
-            return _made_instance(node, known[name], known, depth + 1)
+            return _dataclass_instance(node, known[name], known, depth + 1)
         case ast.Call(func=ast.Attribute(attr=attr), args=[only]) if attr in HOLDERS:
             fields = known.get(only.id) if isinstance(only, ast.Name) else None
             return Instance(fields) if isinstance(fields, Fields) else OPEN
@@ -415,6 +415,6 @@ def expression_value(node: ast.AST, known: Mapping[str, Any], depth: int = 0) ->
         case ast.BoolOp() if (told := environment_default(node)) is not None:
             return told[1]
         case ast.Call(args=[], keywords=[_, *_], func=function):
-            made = Made if attribute_path(function)[-1:] != ["dict"] else dict
+            made = ConstructorArguments if attribute_path(function)[-1:] != ["dict"] else dict
             return made(call_keywords(node, known, depth + 1))
     return OPEN

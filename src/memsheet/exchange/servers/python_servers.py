@@ -136,7 +136,7 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
             case ast.Call(func=ast.Name(id="LLMConfig") | ast.Attribute(attr="LLMConfig")):
                 config = expression_value(node, known)
                 if isinstance(config, Mapping) and isinstance(config.get(LOADING), Mapping):
-                    model, line = llm_config_line(_told_arguments(config))
+                    model, line = llm_config_line(_literal_arguments(config))
                     told = assumptions_of(node, notes)
                     yield from [NamedServer(model, line, remarks=told)] if model else []
             case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in PROCESSORS:
@@ -145,13 +145,13 @@ def _servers_of(tree: ast.Module, nodes: list[ast.AST]) -> Iterator[NamedServer]
             case ast.Call(func=ast.Name(id="pipeline") | ast.Attribute(attr="pipeline")) if (
                 LMDEPLOY in modules
             ):
-                yield from _pipeline_made(node, known)
+                yield from _pipeline_server(node, known)
             case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
                 if engine := _engine_called(called, modules):
                     around = (held for held in parameters if node.lineno in held[0])
                     _, given, more = [(range(0), {}, {}), *around][-1]
                     module = OFFLINE_MODULE if called == OFFLINE_CLASS else "" if served else ENGINE_MODULE
-                    made = _made_engine(node, {**known, **given}, engine, module, asks=asks)
+                    made = _constructed_engine(node, {**known, **given}, engine, module, asks=asks)
                     told = assumptions_of(node, {**notes, **more}) if made else ()
                     yield from [replace(made, remarks=told)] if made else []
             case ast.List() | ast.Tuple():
@@ -170,12 +170,12 @@ def _made_processor(node: ast.Call, known: Mapping[str, Any], start: str) -> Nam
     model, options = given.get("model_source"), given.get("engine_kwargs")
     if not isinstance(model, str):
         return None
-    held = _told_arguments(options) if isinstance(options, Mapping) else {}
+    held = _literal_arguments(options) if isinstance(options, Mapping) else {}
     flags = [word for at, value in held.items() for word in engine_flag(str(at), value)]
     return NamedServer(model, " ".join([start, shell_word(model), *map(shell_word, flags)]))
 
 
-def _pipeline_made(node: ast.Call, known: Mapping[str, Any]) -> Iterator[NamedServer]:
+def _pipeline_server(node: ast.Call, known: Mapping[str, Any]) -> Iterator[NamedServer]:
     """LMDeploy's pipeline as the server of the same engine (lmdeploy/api.py, pipeline: its engine's
     configuration is a keyword or the second argument).
     """
@@ -184,7 +184,7 @@ def _pipeline_made(node: ast.Call, known: Mapping[str, Any]) -> Iterator[NamedSe
     model = first[0] if first else given.get("model_path")
     config = first[1] if len(first) > 1 else given.get("backend_config")
     if isinstance(model, str):
-        options = _told_arguments(config) if isinstance(config, Mapping) else {}
+        options = _literal_arguments(config) if isinstance(config, Mapping) else {}
         flags = [word for at, value in options.items() for word in engine_flag(str(at), value)]
         words = ["lmdeploy", "serve", "api_server", model, *flags]
         yield NamedServer(model, " ".join(map(shell_word, words)))
@@ -204,7 +204,7 @@ def _engine_called(called: str, modules: Collection[str]) -> str:
     return "" if called not in OF_VLLM else "tensorrt-llm" if "tensorrt_llm" in modules else "vllm"
 
 
-def _made_engine(
+def _constructed_engine(
     node: ast.Call, known: Mapping[str, Any], engine: str, module: str, *, asks: bool
 ) -> NamedServer | None:
     """An engine that a script makes, as the server of the same arguments. ``module``: what stands for a
@@ -221,7 +221,7 @@ def _made_engine(
         if given_by is None or not asks:
             return None
         model = f"${{{'_'.join(attribute_path(given_by)) or UNTOLD}}}"
-    options = _told_arguments(given)
+    options = _literal_arguments(given)
     if engine == "tensorrt-llm":
         more = [str(options.pop(at)) for at in list(options) if at.startswith(FURTHER)]
         told = shlex.quote(json.dumps(options, default=str))
@@ -239,10 +239,10 @@ def _keyword(node: ast.Call, name: str) -> ast.expr | None:
     return next((one.value for one in node.keywords if one.arg == name), None)
 
 
-def _told_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+def _literal_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments with what the text does not tell as a place that is left open."""
     return {
-        str(at): _told_arguments(held)
+        str(at): _literal_arguments(held)
         if isinstance(held, Mapping)
         else f"${{{str(at).removeprefix(FURTHER)}}}"
         if held is OPEN

@@ -38,12 +38,12 @@ def target_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> li
     just = JUST.fullmatch(last) is not None
     if not just and not MAKE.fullmatch(last):
         return []
-    variables, targets = _taken_apart(text, just=just)
+    variables, targets = _variables_and_targets(text, just=just)
     scripts = {at: "\n".join([*variables, *lines]) for at, lines in targets.items()}
     return [NamedServer(at, script) for at, script in scripts.items() if starts_a_server(script)]
 
 
-def _taken_apart(text: str, *, just: bool) -> tuple[list[str], dict[str, list[str]]]:
+def _variables_and_targets(text: str, *, just: bool) -> tuple[list[str], dict[str, list[str]]]:
     """Variables as a shell's assignments, and lines of recipes by their targets."""
     variables, targets = list[str](), dict[str, list[str]]()
     own: list[str] | None = None

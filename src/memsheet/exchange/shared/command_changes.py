@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import InputError, printable_line
-from memsheet.exchange.shared.file_format import Read, Values, read_format_values
+from memsheet.exchange.shared.file_format import FileReading, Values, read_format_values
 from memsheet.frozen import NamedTuple
 
 Changes = Mapping[str, Any]
@@ -27,7 +27,7 @@ class CommandChanges(NamedTuple):
     left: Changes
 
 
-def command_changes(read: Read, changes: Changes) -> CommandChanges:
+def command_changes(read: FileReading, changes: Changes) -> CommandChanges:
     """What to write in a file that was read so that it says some changes of a plan (None: that a key is no
     longer said), and what it cannot say.
     """
@@ -46,7 +46,7 @@ def command_changes(read: Read, changes: Changes) -> CommandChanges:
     )
 
 
-def _says_change(read: Read, changes: Changes, key: str) -> bool:
+def _says_change(read: FileReading, changes: Changes, key: str) -> bool:
     """Whether the file says a change by itself, or together with the others."""
     value = changes[key]
     if value is None and key not in read.request:
@@ -59,7 +59,7 @@ def _says_change(read: Read, changes: Changes, key: str) -> bool:
     return bool(read.request.get(key) == value)
 
 
-def _changed_values(read: Read, changes: Changes) -> Values | None:
+def _changed_values(read: FileReading, changes: Changes) -> Values | None:
     """The file's values with some changes; None where they would say anything else, too."""
     values = _written_values(read, changes)
     made = _request_of(read, values)
@@ -71,7 +71,7 @@ def _changed_values(read: Read, changes: Changes) -> Values | None:
     return values if same else None
 
 
-def _written_values(read: Read, changes: Changes) -> dict[str, Any]:
+def _written_values(read: FileReading, changes: Changes) -> dict[str, Any]:
     """The file's values, with those of its places that the changed request writes otherwise."""
     before = read.request
     asked = {key: value for key, value in {**before, **changes}.items() if value is not None}
@@ -90,7 +90,7 @@ def _written_values(read: Read, changes: Changes) -> dict[str, Any]:
     return values
 
 
-def _request_of(read: Read, values: Values) -> Mapping[str, Any] | None:
+def _request_of(read: FileReading, values: Values) -> Mapping[str, Any] | None:
     try:
         found = read_format_values(read.form, values)
     except InputError:
@@ -98,7 +98,7 @@ def _request_of(read: Read, values: Values) -> Mapping[str, Any] | None:
     return None if found.problems or len(found.unmodelled) > len(read.unmodelled) else found.request
 
 
-def _whole_place(read: Read, at: str) -> str:
+def _whole_place(read: FileReading, at: str) -> str:
     """A flag whose parts are places of their own is typed whole."""
     return at.partition(".")[0] if read.form.kind == "shell" and at.startswith("-") else at
 

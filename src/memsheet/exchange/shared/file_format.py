@@ -260,7 +260,7 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class FileReading:
     """What a file says. ``ignored``: known and without bytes; ``unmodelled``: with bytes that nobody
     accounts.
     """
@@ -315,7 +315,7 @@ def plan_word(names: Mapping[Any, Any], value: Any) -> Any:
     return value if isinstance(value, list | dict) else names.get(value, value)
 
 
-def read_format_values(form: Format, values: Values) -> Read:
+def read_format_values(form: Format, values: Values) -> FileReading:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
     _check_values(values)
     rows = {key.at: key for key in form.keys}
@@ -335,7 +335,7 @@ def read_format_values(form: Format, values: Values) -> Read:
         *((at, values[at]) for at in unknown if form.opens(at) and values[at] not in (False, None)),
     )
     heeded = {*unknown, *form.weighed, *(at for at, _ in unmodelled)}
-    return Read(
+    return FileReading(
         form=form,
         values=values,
         request=said.request,

@@ -26,12 +26,12 @@ def is_command(module: Module, function: Function) -> bool:
     """
     if any(path[-1:] and path[-1] in COMMANDS for path in map(_decorator_path, function.decorator_list)):
         return True
-    made = _made_commands(module.tree)
+    made = _command_names(module.tree)
     return function.name in made or any(name not in module.functions for name in made)
 
 
 @lru_cache(maxsize=2)
-def _made_commands(tree: ast.Module) -> frozenset[str]:
+def _command_names(tree: ast.Module) -> frozenset[str]:
     """Names that a file makes commands of; an empty one for what is no name."""
     return frozenset(
         node.args[0].id if node.args and isinstance(node.args[0], ast.Name) else ""

@@ -63,10 +63,10 @@ def model_loads(module: Module) -> tuple[Tree | None, dict[str, Any]]:
         and not _comes_after(module, held)
         and held.get("device_map") != "cpu"
     ]
-    return first, _told_model(beside, trained)
+    return first, _named_model_beside(beside, trained)
 
 
-def _told_model(beside: Sequence[tuple[Tree, set[str]]], trained: set[str]) -> dict[str, Any]:
+def _named_model_beside(beside: Sequence[tuple[Tree, set[str]]], trained: set[str]) -> dict[str, Any]:
     if not beside:
         return {}
     said = []

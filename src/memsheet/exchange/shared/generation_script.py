@@ -14,7 +14,7 @@ from memsheet.exchange.shared.python_config import call_node, named_calls
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 from memsheet.exchange.shared.python_values import evaluate_expression
 from memsheet.exchange.shared.read_only_rows import positive_count
-from memsheet.exchange.shared.role_names import Told
+from memsheet.exchange.shared.role_names import RoleValue
 from memsheet.exchange.shared.script_places import LINE, NO_PROMPT
 from memsheet.patterns import late_pattern
 
@@ -50,7 +50,7 @@ def pipeline_loads(module: Module) -> Iterator[Tree]:
             }
 
 
-def generation_sizes(module: Module, text: str, told: Callable[[str], Told | None]) -> dict[str, Any]:
+def generation_sizes(module: Module, text: str, told: Callable[[str], RoleValue | None]) -> dict[str, Any]:
     """Tokens of a prompt and of an answer, and sequences at once: those of a pipeline's call, or as many as a
     tokenizer is given.
     """
@@ -161,5 +161,5 @@ def _rows_drawn(module: Module) -> int | None:
     return max((count for held in loads if (count := positive_count(held.get("batch_size")))), default=None)
 
 
-def _role_count(found: Told | None) -> int | None:
+def _role_count(found: RoleValue | None) -> int | None:
     return positive_count(found.value) if found is not None else None

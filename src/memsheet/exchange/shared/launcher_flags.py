@@ -18,7 +18,7 @@ from memsheet.exchange.shared.config_commands import (
     TUNE,
     factory_command,
 )
-from memsheet.exchange.shared.file_format import UNSET, Format, Read, is_key, read_format_values
+from memsheet.exchange.shared.file_format import UNSET, FileReading, Format, is_key, read_format_values
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
     DEEPSPEED,
@@ -109,8 +109,8 @@ LOADED_BARE = late_pattern(r"(^|/)examples/scripts/(bco|cpo|kto|orpo)\.py$")
 
 
 def launched_reads(
-    name: str, text: str, own: Read | None, beside: Mapping[str, str] = NO_TEXTS
-) -> tuple[dict[str, Read], tuple[str, ...]]:
+    name: str, text: str, own: FileReading | None, beside: Mapping[str, str] = NO_TEXTS
+) -> tuple[dict[str, FileReading], tuple[str, ...]]:
     """Further files that a script's text stands for, by name, and what of it nobody reads. ``own``: what its
     text is itself; ``beside``: texts of scripts, by name.
     """
@@ -145,7 +145,7 @@ def launched_reads(
         told |= _of_one_process(found, form, found.arguments)
         others = [one for one in launches if _is_another(one, found)]
         told |= {"dtype": "auto"} if form.name == TRL and LOADED_BARE.search(found.script) else {}
-        read = read_format_values(form, {**_as_said(form, found.arguments), **told})
+        read = read_format_values(form, {**_as_fields(form, found.arguments), **told})
         first = (f"the first of {len(others) + 1} trainings that it starts",) if others else ()
         return {**reads, f"{name}: {found.script}": replace(read, assumed=(*first, *read.assumed))}, ()
     return reads, ()
@@ -184,7 +184,7 @@ def _as_factory_command(one: Launch, beside: Mapping[str, str]) -> Launch:
     return replace(one, script=told.at, arguments=told.arguments, left=told.left)
 
 
-def _accelerate_beside(name: str, text: str, own: Read) -> dict[str, Read]:
+def _accelerate_beside(name: str, text: str, own: FileReading) -> dict[str, FileReading]:
     """What accelerate is given that starts the script whose flags the text is read as."""
     started = script_launches(text) if "accelerate" in text else ()
     found = next(
@@ -194,8 +194,8 @@ def _accelerate_beside(name: str, text: str, own: Read) -> dict[str, Read]:
 
 
 def _by_flag_names(
-    name: str, launches: list[Launch], own: Read | None, beside: Mapping[str, str]
-) -> tuple[dict[str, Read], tuple[str, ...]]:
+    name: str, launches: list[Launch], own: FileReading | None, beside: Mapping[str, str]
+) -> tuple[dict[str, FileReading], tuple[str, ...]]:
     """The first start whose flags tell a job by their names, or by the script's own text; else what nobody
     reads of the first.
     """
@@ -280,7 +280,7 @@ def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
         return {}
     flat = dict(flatten_tree(said, whole=form.whole))
     flat = {at: held for at, held in flat.items() if at not in found.arguments or is_key(form, at)}
-    given, own = _as_said(form, found.arguments), dict[str, Any]()
+    given, own = _as_fields(form, found.arguments), dict[str, Any]()
     length = role_value("length", command_values(found.arguments))
     if length is not None and positive_count(length.value) and flat.get(LENGTH) in (None, UNSET):
         own[LENGTH] = length.value
@@ -349,7 +349,7 @@ OFF = (False, None, "False", "false", "none", "None", 0, "no", "")
 MOST_ASKED = 8
 
 
-def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
+def _as_fields(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
     """Flags as the fields that they set: ``--no_x`` switches off what is on by itself (transformers 5.23.0
     hf_argparser.py, _parse_dataclass_field).
     """
@@ -361,7 +361,7 @@ def _as_said(form: Format, given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
+def _of_launcher(found: Launch, own: FileReading | None) -> list[FileReading]:
     if found.launcher == ACCELERATE or (found.launcher == TRL and found.flags):
         return [read_format_values(find_format(ACCELERATE), accelerate_values(found.flags))]
     if found.launcher == DEEPSPEED and "num_gpus" in found.flags:

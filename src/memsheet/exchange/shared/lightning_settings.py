@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.lightning_trainer import ARGUMENTS, lightning_keys
 from memsheet.exchange.shared.loop_script import DEEPSPEED, OPTIMIZERS
-from memsheet.exchange.shared.own_methods import OtherTrainingError, method_told
+from memsheet.exchange.shared.own_methods import OtherTrainingError, method_of_names
 from memsheet.exchange.shared.own_settings import (
     BATCH,
     LENGTHS,
@@ -45,7 +45,7 @@ def lightning_settings(tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
     name = model_named(own, (*NAMES_MODEL, *LOADED_BY))
     if batch is None or name is None or _trains_otherwise(module, own):
         return None
-    driver = {at: _made_of_class(held) for at, held in trainer.items()}
+    driver = {at: _as_constructor_call(held) for at, held in trainer.items()}
     made = lightning_keys(read_module("", {}), driver)
     inline, cast = made.pop(DEEPSPEED, None), made.pop("cast", None)
     optimizer = next((OPTIMIZERS[word] for leaf in own if (word := _last_part(leaf)) in OPTIMIZERS), None)
@@ -67,7 +67,7 @@ def lightning_settings(tree: Mapping[str, Any]) -> Mapping[str, Any] | None:
     }
 
 
-def _made_of_class(held: Any) -> Any:
+def _as_constructor_call(held: Any) -> Any:
     """An object of a class as a call of it."""
     if not isinstance(held, Mapping) or CLASS_PATH not in held:
         return held
@@ -85,6 +85,6 @@ def _trains_otherwise(module: Mapping[str, Any], leaves: list[Leaf]) -> bool:
     called = str(module.get(CLASS_PATH, "")).rpartition(".")[2].lower()
     names = sorted({name.lower() for leaf in leaves for name in (*leaf.groups, leaf.key)} | {called})
     try:
-        return method_told(names, ()) != ""
+        return method_of_names(names, ()) != ""
     except OtherTrainingError:
         return True

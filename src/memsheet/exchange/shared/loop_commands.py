@@ -15,7 +15,7 @@ from memsheet.exchange.shared.lightning_trainer import OTHER_STRATEGY
 from memsheet.exchange.shared.loop_places import DRIVER, OWN_WRAPS
 from memsheet.exchange.shared.loop_script import DEEPSPEED as DEEPSPEED_WRAP
 from memsheet.exchange.shared.loop_script import DIVIDED, FED, SEQUENCE, loop_values, mixed_word
-from memsheet.exchange.shared.role_names import Told, command_values, role_value, task_of_script
+from memsheet.exchange.shared.role_names import RoleValue, command_values, role_value, task_of_script
 from memsheet.exchange.shared.role_words import ROLES
 from memsheet.exchange.shared.script_places import LOOP, SCRIPT, UNSAID
 
@@ -64,14 +64,14 @@ def command_loop_values(found: Launch, text: str = "") -> Mapping[str, Any]:
     return {LOOP: own, SCRIPT: said, **{at: held for at, held in read.items() if at not in (LOOP, SCRIPT)}}
 
 
-def _names_read(flags: Mapping[str, Told]) -> str:
+def _names_read(flags: Mapping[str, RoleValue]) -> str:
     """The flags whose names were taken for what they mean."""
     taken = [role_value(role, flags) for role in ROLES]
     names = ", ".join(dict.fromkeys(one.name for one in taken if one is not None))
     return f"read by their names: {names}"
 
 
-def _loop_flags(flags: Mapping[str, Told]) -> dict[str, Any]:
+def _loop_flags(flags: Mapping[str, RoleValue]) -> dict[str, Any]:
     """Sizes, dtypes and files that flags say."""
     made: dict[str, Any] = {}
     for role in COUNTED:
@@ -106,12 +106,12 @@ OF_FAMILY = {
 """Families whose configurations have those words; another, or none, is taken for Llama's."""
 
 
-def is_described(flags: Mapping[str, Told]) -> bool:
+def is_described(flags: Mapping[str, RoleValue]) -> bool:
     """Whether flags say the sizes of a model and no model."""
     return role_value("model", flags) is None and bool(_described_keys(flags))
 
 
-def _described_keys(flags: Mapping[str, Told]) -> dict[str, Any]:
+def _described_keys(flags: Mapping[str, RoleValue]) -> dict[str, Any]:
     """The model that flags describe by its sizes, with those that none of them says."""
     told = {own: role_value(role, flags) for role, own in SIZES.items()}
     said = {own: held.value for own, held in told.items() if held is not None and type(held.value) is int}
@@ -136,7 +136,7 @@ STRATEGIES = {"full": FULL, "full_shard": FULL, "hybrid_shard": FULL, "hybrid": 
 """Words of flags that say how FSDP divides (torch/distributed/fsdp/api.py, ShardingStrategy)."""
 
 
-def _sharding_flags(flags: Mapping[str, Told]) -> dict[str, Any]:
+def _sharding_flags(flags: Mapping[str, RoleValue]) -> dict[str, Any]:
     """FSDP, where a flag says that the states are divided by it."""
     told = role_value("shards", flags)
     if told is None or told.value in (False, 0, "", UNSET):
@@ -145,7 +145,7 @@ def _sharding_flags(flags: Mapping[str, Told]) -> dict[str, Any]:
     return {"wrap": "fsdp1", "strategy": strategy}
 
 
-def _wrap_of(loop: Mapping[str, Any], flags: Mapping[str, Told], found: Launch) -> dict[str, Any]:
+def _wrap_of(loop: Mapping[str, Any], flags: Mapping[str, RoleValue], found: Launch) -> dict[str, Any]:
     """What divides or copies the model: the script's own call where its text has one, whatever starts its
     processes; else what the launcher and its flags make of a script that wraps nothing itself.
     """
@@ -162,7 +162,7 @@ def _wrap_of(loop: Mapping[str, Any], flags: Mapping[str, Told], found: Launch) 
     return {"wrap": copies[found.launcher]} if found.launcher in copies else {}
 
 
-def _loading_flags(flags: Mapping[str, Told]) -> dict[str, Any]:
+def _loading_flags(flags: Mapping[str, RoleValue]) -> dict[str, Any]:
     """How a model is loaded: its dtype, attention, bits and adapters."""
     made: dict[str, Any] = {}
     dtype = flags.get("torch_dtype") or flags.get("dtype")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.script_places import LOOP
 
 DRIVER = "driver"
@@ -11,7 +11,7 @@ OWN_WRAPS = ("fsdp1", "fsdp2", "deepspeed")
 """Wrappers of a script's own that divide the model, which no launcher undoes."""
 
 
-def wraps_by_itself(read: Read) -> bool:
+def wraps_by_itself(read: FileReading) -> bool:
     """Whether it is a script that wraps its model itself, without accelerate's driver."""
     wrap = read.values.get(f"{LOOP}.wrap")
     return wrap in (*OWN_WRAPS, "ddp") and f"{LOOP}.{DRIVER}" not in read.values

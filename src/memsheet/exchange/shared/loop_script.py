@@ -30,13 +30,13 @@ from memsheet.exchange.shared.loop_places import DRIVER
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.own_classes import handed_model_words, own_class_key
 from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
-from memsheet.exchange.shared.python_branches import calls_made
+from memsheet.exchange.shared.python_branches import reachable_calls
 from memsheet.exchange.shared.python_config import call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import ASKS_BF16, BASE
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import (
-    Told,
+    RoleValue,
     constant_values,
     flag_values,
     role_value,
@@ -130,7 +130,7 @@ def loop_values(text: str, given: Mapping[str, Any] | None = None) -> Mapping[st
     if load is None:
         return {}
     flags, constants = flag_values(module), constant_values(module)
-    told: Callable[[str], Told | None] = lambda role: role_value(role, flags, constants)  # noqa: E731
+    told: Callable[[str], RoleValue | None] = lambda role: role_value(role, flags, constants)  # noqa: E731
     loading = _loading_keys(module, load, told)
     if built:
         loading.pop("model", None)
@@ -210,7 +210,7 @@ def _elsewhere_loaded(module: Module, text: str) -> Tree | None:
     return {LINE: wraps[-1][LINE]} if wraps and "transformers" in text else None
 
 
-def _loading_keys(module: Module, load: Tree, told: Callable[[str], Told | None]) -> dict[str, Any]:
+def _loading_keys(module: Module, load: Tree, told: Callable[[str], RoleValue | None]) -> dict[str, Any]:
     """The model's name, and how it is loaded."""
     name = load.get("0", load.get("pretrained_model_name_or_path"))
     if not isinstance(name, str) or name == UNSET:
@@ -231,7 +231,7 @@ def _loading_keys(module: Module, load: Tree, told: Callable[[str], Told | None]
     }
 
 
-def _adapter_keys(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+def _adapter_keys(module: Module, told: Callable[[str], RoleValue | None]) -> dict[str, Any]:
     """Adapters and fewer bits, unless a flag switches them off."""
     made: dict[str, Any] = {}
     if not _is_off(told("lora")):
@@ -242,22 +242,22 @@ def _adapter_keys(module: Module, told: Callable[[str], Told | None]) -> dict[st
                     for at, one in held.items()
                     if one != UNSET or at in ("r", "target_modules", "num_virtual_tokens")
                 }
-                for held in calls_made(module, names)
+                for held in reachable_calls(module, names)
             )
         )
     if not _is_off(told("4bit")) and not _is_off(told("8bit")):
-        for held in calls_made(module, (BITS,)):
+        for held in reachable_calls(module, (BITS,)):
             made |= with_open_branch(BITS, bitsandbytes_keys(held), held)
-    if any(calls_made(module, PREPARES)):
+    if any(reachable_calls(module, PREPARES)):
         made["prepared"] = True
     return {**made, **unmade_key(module)}
 
 
-def _is_off(found: Told | None) -> bool:
+def _is_off(found: RoleValue | None) -> bool:
     return found is not None and found.value in (False, 0, "", "none", "None", "no")
 
 
-def _row_sizes(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+def _row_sizes(module: Module, told: Callable[[str], RoleValue | None]) -> dict[str, Any]:
     """Rows of a micro-batch, their length, and how many micro-batches a step has."""
     loaders = _local_calls(module, "DataLoader")  # torch/utils/data/dataloader.py: dataset, batch_size
     counts = (positive_count(held.get("batch_size", held.get("1"))) for held in loaders)
@@ -301,11 +301,11 @@ def _drawn_rows(module: Module) -> tuple[int | None, int | None]:
     return max(drawn, key=lambda shape: shape[0] * shape[1]) if drawn else (None, None)
 
 
-def _role_count(found: Told | None) -> int | None:
+def _role_count(found: RoleValue | None) -> int | None:
     return positive_count(found.value) if found is not None else None
 
 
-def _precision_keys(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+def _precision_keys(module: Module, told: Callable[[str], RoleValue | None]) -> dict[str, Any]:
     """What the loop computes in: autocast's dtype, accelerate's word, or a cast of the model."""
     made: dict[str, Any] = {}
     for held in _local_calls(module, "autocast"):
@@ -325,7 +325,7 @@ def _precision_keys(module: Module, told: Callable[[str], Told | None]) -> dict[
     return made
 
 
-def _word_of_flags(told: Callable[[str], Told | None]) -> str | None:
+def _word_of_flags(told: Callable[[str], RoleValue | None]) -> str | None:
     for role in ("bf16", "fp16"):
         found = told(role)
         if found is not None and found.value is True:
@@ -405,15 +405,15 @@ def _offload_of(wrapped: Tree) -> bool | str | None:
     (torch/distributed/fsdp/_fully_shard/_fsdp_api.py: CPUOffloadPolicy; fsdp/api.py: CPUOffload).
     """
     policy, switch = wrapped.get("offload_policy"), wrapped.get("cpu_offload")
-    if _is_made_of(policy, "CPUOffloadPolicy"):
+    if _is_instance_of_class(policy, "CPUOffloadPolicy"):
         return True
-    if isinstance(switch, dict) and _is_made_of(switch, "CPUOffload"):
+    if isinstance(switch, dict) and _is_instance_of_class(switch, "CPUOffload"):
         asked = switch.get("offload_params", switch.get("0", False))
         return UNSET if asked == UNSET else asked is True
     return UNSET if UNSET in (policy, switch) else None
 
 
-def _is_made_of(value: Any, name: str) -> bool:
+def _is_instance_of_class(value: Any, name: str) -> bool:
     """Whether it is what a class of that name makes, imported or not."""
     return isinstance(value, dict) and str(value.get(BASE, value.get(CLASS))).rpartition(".")[2] == name
 
@@ -442,14 +442,14 @@ def _optimizer_keys(module: Module) -> dict[str, Any]:
     return {**made, "optimizer": name, **({"implementation": how} if how else {})}
 
 
-def _recompute_key(module: Module, told: Callable[[str], Told | None]) -> dict[str, Any]:
+def _recompute_key(module: Module, told: Callable[[str], RoleValue | None]) -> dict[str, Any]:
     """Whether layers are computed again: as a flag says that is called so, else where a call does it."""
     flag = told("recompute")
     if flag is not None and isinstance(flag.value, bool | int):
         return {"recompute": bool(flag.value)}
     prepares = [  # which switches it on (huggingface/peft 5d602fd src/peft/utils/other.py:158-240)
         held
-        for held in calls_made(module, PREPARES)
+        for held in reachable_calls(module, PREPARES)
         if held.get("use_gradient_checkpointing", held.get("1", True)) is not False
     ]
-    return {"recompute": True} if prepares or any(calls_made(module, CHECKPOINTS)) else {}
+    return {"recompute": True} if prepares or any(reachable_calls(module, CHECKPOINTS)) else {}

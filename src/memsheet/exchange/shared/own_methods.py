@@ -51,13 +51,13 @@ class OtherTrainingError(ValueError):
     """A training that is none of one model, or whose method the file does not tell."""
 
 
-def stage_told(name: str) -> str:
+def stage_of_name(name: str) -> str:
     """The kind of training that a group or key is named for, nothing of any other."""
     found = _STAGE.search(name.lower())
     return found[1] if found else ""
 
 
-def method_told(names: Iterable[str], words: Iterable[tuple[str, str]]) -> str:
+def method_of_names(names: Iterable[str], words: Iterable[tuple[str, str]]) -> str:
     """The method by its name in TRL, nothing of a plain fine-tuning. ``names``: of keys and groups;
     ``words``: values that are words, each with its key.
 

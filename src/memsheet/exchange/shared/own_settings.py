@@ -13,9 +13,9 @@ from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.own_methods import (
     REFERENCE,
     OtherTrainingError,
-    method_told,
+    method_of_names,
     method_values,
-    stage_told,
+    stage_of_name,
 )
 from memsheet.exchange.shared.peft_configs import USUAL_RANK, adapters_over_bits
 from memsheet.exchange.shared.script_places import BY_NAMES, INLINE, SCRIPT, UNSAID
@@ -242,15 +242,15 @@ def _of_first_stage(leaves: list[Leaf]) -> tuple[list[Leaf], str]:
     stages: dict[str, str] = {}
     for leaf in leaves:
         if leaf.key in (BATCH, *SPELLINGS[BATCH]) and _is_count(leaf.value):
-            for group in filter(stage_told, leaf.groups):
-                stages.setdefault(stage_told(group), group)
+            for group in filter(stage_of_name, leaf.groups):
+                stages.setdefault(stage_of_name(group), group)
     if len(stages) < 2:
         return leaves, ""
     first = next(iter(stages))
     others = [
         leaf
         for leaf in leaves
-        if any(stage_told(name) not in ("", first) for name in (*leaf.groups, leaf.key))
+        if any(stage_of_name(name) not in ("", first) for name in (*leaf.groups, leaf.key))
     ]
     return [leaf for leaf in leaves if leaf not in others], stages[first]
 
@@ -284,7 +284,7 @@ def _method_of_leaves(leaves: list[Leaf]) -> str:
     said = [leaf for leaf in leaves if leaf.value not in (None, False)]
     names = {name.lower() for leaf in said for name in (*leaf.groups, leaf.key)}
     words = {(leaf.key, leaf.value.lower()) for leaf in said if isinstance(leaf.value, str)}
-    return method_told(sorted(names), sorted(words))
+    return method_of_names(sorted(names), sorted(words))
 
 
 def first_value(leaves: list[Leaf], keys: tuple[str, ...], holds: Callable[[Any], bool]) -> Any:

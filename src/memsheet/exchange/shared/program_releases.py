@@ -8,8 +8,8 @@ import re
 
 from memsheet.exchange.shared.file_format import (
     EVERYWHERE,
+    FileReading,
     Format,
-    Read,
     Values,
     is_key,
     nearest_known_key,
@@ -36,7 +36,7 @@ def stated_release(form: Format, text: str) -> str:
     return str(found[-1]) if found else ""
 
 
-def keys_known(read: Read) -> bool:
+def keys_known(read: FileReading) -> bool:
     """Whether every key that the file's program takes is known: its release is said, and is the one whose
     source was read, or an older one that the format has too.
     """
@@ -49,7 +49,7 @@ def keys_known(read: Read) -> bool:
     return own is not None and said.groups() == own.groups()
 
 
-def is_strict_group(read: Read, group: str) -> bool:
+def is_strict_group(read: FileReading, group: str) -> bool:
     """Whether the file's program stops at an unknown key in a group: in the release that is said, where one
     is.
     """
@@ -58,7 +58,7 @@ def is_strict_group(read: Read, group: str) -> bool:
     return (group in form.strict or EVERYWHERE in form.strict) and not (said and since and said < since)
 
 
-def is_key_of_no_release(read: Read, group: str, near: str) -> bool:
+def is_key_of_no_release(read: FileReading, group: str, near: str) -> bool:
     """Whether no release of a file's program has taken an unknown key of a group, nor has ignored it. Where
     no release is said, of a key that is like a known one alone, as a newer release may have others; of a
     group that older ones ignore, like one of its own.

@@ -37,7 +37,7 @@ class Way(NamedTuple):
 ALWAYS = Way(runs=True)
 
 
-def calls_made(module: Module, names: Iterable[str]) -> Iterator[Tree]:
+def reachable_calls(module: Module, names: Iterable[str]) -> Iterator[Tree]:
     """Every call of some names that is made, with the names of the functions around it; ``BRANCH`` among the
     arguments of one of which that is not decided.
     """

@@ -116,7 +116,7 @@ def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[
     its calls agree; nothing of parameters that none gives.
     """
     within = range(function.lineno, (function.end_lineno or function.lineno) + 1)
-    name = _made_class(module, function) if function.name == "__init__" else function.name
+    name = _returned_class(module, function) if function.name == "__init__" else function.name
     sites = [node for node, path, _ in module.sites if path == (name,) and node.lineno not in within]
     if calls >= MOST_CALLS or not sites or len(sites) > MOST_SITES:
         return {}
@@ -138,7 +138,7 @@ def _called_with(module: Module, function: ast.FunctionDef, calls: int) -> dict[
     return found
 
 
-def _made_class(module: Module, function: ast.FunctionDef) -> str:
+def _returned_class(module: Module, function: ast.FunctionDef) -> str:
     """The class of the file whose objects a function makes."""
     held = (one for one in module.tree.body if isinstance(one, ast.ClassDef) and function in one.body)
     return next((one.name for one in held), "")

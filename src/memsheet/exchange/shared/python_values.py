@@ -71,7 +71,7 @@ def evaluate_statements(module: Module, body: list[ast.stmt], given: dict[str, A
             value = evaluate_expression(module, node.value, given, depth) if node.value is not None else UNSET
             for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
                 assign_target(target, value, given)
-        elif isinstance(node, ast.With) or (taken := _taken_branch(module, node, given, depth)) is not None:
+        elif isinstance(node, ast.With) or (taken := _decided_branch(module, node, given, depth)) is not None:
             for target, value in block_values(module, node, given, depth):
                 assign_target(target, value, given)
             inner = node.body if isinstance(node, ast.With) else taken
@@ -117,7 +117,7 @@ def _field_default(module: Module, node: ast.expr | None, given: Mapping[str, An
     return evaluate_expression(module, found[0], given, depth) if found else UNSET
 
 
-def _taken_branch(
+def _decided_branch(
     module: Module, node: ast.stmt, given: Mapping[str, Any], depth: int
 ) -> list[ast.stmt] | None:
     """The statements that a condition leads to, where the text decides it."""

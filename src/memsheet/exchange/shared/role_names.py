@@ -35,7 +35,7 @@ STEPS = frozenset({
 """Flags that only a training has."""
 
 
-class Told(NamedTuple):
+class RoleValue(NamedTuple):
     """A value of a role, what it was called, and the line that says so (0: a command's flag)."""
 
     value: Any
@@ -43,7 +43,7 @@ class Told(NamedTuple):
     line: int
 
 
-def role_value(role: str, *sources: Mapping[str, Told]) -> Told | None:
+def role_value(role: str, *sources: Mapping[str, RoleValue]) -> RoleValue | None:
     """What the first source says of a role that says anything of it, by its surest name."""
     for source in sources:
         for name in ROLES[role]:
@@ -52,33 +52,34 @@ def role_value(role: str, *sources: Mapping[str, Told]) -> Told | None:
     return None
 
 
-def flag_values(module: Module) -> dict[str, Told]:
+def flag_values(module: Module) -> dict[str, RoleValue]:
     """Flags of a script with what they are, by their names in lower case."""
     return {
-        name.lower(): Told(flag.default, flag.name, flag.line) for name, flag in known_flags(module).items()
+        name.lower(): RoleValue(flag.default, flag.name, flag.line)
+        for name, flag in known_flags(module).items()
     }
 
 
-def command_values(arguments: Mapping[str, Any]) -> dict[str, Told]:
+def command_values(arguments: Mapping[str, Any]) -> dict[str, RoleValue]:
     """Flags as a command gives them."""
     return {
-        name.lower().replace("-", "_"): Told(held, f"--{name.replace('_', '-')}", 0)
+        name.lower().replace("-", "_"): RoleValue(held, f"--{name.replace('_', '-')}", 0)
         for name, held in arguments.items()
     }
 
 
-def constant_values(module: Module) -> dict[str, Told]:
+def constant_values(module: Module) -> dict[str, RoleValue]:
     """Constants of a file by their names in lower case, wherever they are given: in functions, in classes
     and in tables of words; none that has two values.
     """
-    found: dict[str, list[Told]] = {}
+    found: dict[str, list[RoleValue]] = {}
     for name, node in _named_expressions(module.tree):
         value = node.value if isinstance(node, ast.Constant) else UNSET
         if value is not None and value != UNSET and not isinstance(value, bytes | complex):
-            found.setdefault(name.lower(), []).append(Told(value, name, node.lineno))
+            found.setdefault(name.lower(), []).append(RoleValue(value, name, node.lineno))
     for name, value in module.names.items():
         if isinstance(value, str | int | float) and value != UNSET:
-            found.setdefault(name.lower(), []).append(Told(value, name, 0))
+            found.setdefault(name.lower(), []).append(RoleValue(value, name, 0))
     return {
         name: max(held, key=lambda one: one.line)
         for name, held in found.items()
@@ -86,10 +87,10 @@ def constant_values(module: Module) -> dict[str, Told]:
     }
 
 
-def given_texts(module: Module, name: str) -> list[Told]:
+def given_texts(module: Module, name: str) -> list[RoleValue]:
     """The texts that a name is given anywhere in a file, in its order."""
     return [
-        Told(node.value, name, node.lineno)
+        RoleValue(node.value, name, node.lineno)
         for found, node in _named_expressions(module.tree)
         if found == name and isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.config_commands import OF_FILES, SWIFT_FILE, SWIFT_MEGATRON_FILE
-from memsheet.exchange.shared.file_format import AUTO, Read
+from memsheet.exchange.shared.file_format import AUTO, FileReading
 from memsheet.patterns import late_pattern
 
 LAUNCHED = ("deepspeed", "accelerate", "torchrun", "slurm", "kubernetes", "trainjob", "skypilot")
@@ -24,7 +24,7 @@ BATCH, MICRO, ROUNDS = "train_batch_size", "train_micro_batch_size_per_gpu", "gr
 
 
 def of_the_script(
-    reads: Mapping[str, Read], request: Mapping[str, Any], told: tuple[Mapping[str, Any], ...]
+    reads: Mapping[str, FileReading], request: Mapping[str, Any], told: tuple[Mapping[str, Any], ...]
 ) -> tuple[str, ...]:
     """Reasons for doubt. ``request``: of all files and flags; ``told``: what a plan and flags say alone."""
     if request.get("task", "train") != "train" or not any(
@@ -80,7 +80,7 @@ def named_config_values(kind: str, name: str) -> dict[str, Any]:
     return {"distributed_type": "MULTI_GPU"} if "multi_gpu" in word or "ddp" in word else {}
 
 
-def absent_files(reads: Mapping[str, Read]) -> list[str]:
+def absent_files(reads: Mapping[str, FileReading]) -> list[str]:
     """Files that others name and that are not among them."""
     named = (
         (read, KINDS.get(at, "deepspeed"), read.values.get(at))
@@ -114,7 +114,9 @@ def _microbatch_remarks(request: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _open_precision_remarks(reads: Mapping[str, Read], told: tuple[Mapping[str, Any], ...]) -> Iterator[str]:
+def _open_precision_remarks(
+    reads: Mapping[str, FileReading], told: tuple[Mapping[str, Any], ...]
+) -> Iterator[str]:
     """DeepSpeed's file leaves it open by "auto", or by silence: accelerate then writes its own word in
     (1.15.0 utils/dataclasses.py:1422-1427).
     """
@@ -132,7 +134,7 @@ def _open_precision_remarks(reads: Mapping[str, Read], told: tuple[Mapping[str, 
 
 
 def derived_microbatch(
-    reads: Mapping[str, Read], request: Mapping[str, Any], ranks: int | None
+    reads: Mapping[str, FileReading], request: Mapping[str, Any], ranks: int | None
 ) -> int | None:
     """What DeepSpeed makes of the whole batch alone: all of it in one round, or in as many as it says (0.19.8
     runtime/config.py:961-975).

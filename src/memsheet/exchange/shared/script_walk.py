@@ -53,8 +53,8 @@ from memsheet.exchange.shared.shell_values import (
     WHOLE_LIST,
     Names,
     arm_of_gpus,
-    arm_taken,
     body_holds,
+    chosen_arm,
     list_values,
     node_holds,
     text_with_names,
@@ -100,7 +100,7 @@ def _combinations(text: str, tree: Body) -> Iterator[tuple[str, str, tuple[str, 
     outermost = [site for site in first.sites.values() if not site.outer]
     several = [site for site in first.sites.values() if len(site.values) > 1]
     if not several:
-        yield "", made, first.told()
+        yield "", made, first.loop_remarks()
         return
     rounds = [
         (number, within, pick)
@@ -123,7 +123,7 @@ def _combinations(text: str, tree: Body) -> Iterator[tuple[str, str, tuple[str, 
         made = walk.written(tree)
         if not walk.skipped:
             own = f" (loop {number + 1})" * bool(number)
-            yield _pick_name(within, pick) + own, made, (*walk.told(), *told)
+            yield _pick_name(within, pick) + own, made, (*walk.loop_remarks(), *told)
 
 
 def _pick_name(sites: Sequence[LoopSite], pick: Sequence[int]) -> str:
@@ -168,7 +168,7 @@ class ScriptWalk:
         self.body(tree)
         return "".join(piece for piece, of_list in self.made if of_list not in self.used or not of_list)
 
-    def told(self) -> tuple[str, ...]:
+    def loop_remarks(self) -> tuple[str, ...]:
         loops = dict.fromkeys(
             f"{site.name} = {site.values[self.chosen.get(site.at, 0)]}: one of "
             f"{', '.join(site.values[:MOST_TOLD])}{', …' if len(site.values) > MOST_TOLD else ''} of a loop"
@@ -323,7 +323,7 @@ class ScriptWalk:
 
     def choice(self, node: Choice) -> None:
         word = node.word if self.given is None else with_arguments(node.word, self.given)
-        taken = arm_taken(word, node.arms, self.names)
+        taken = chosen_arm(word, node.arms, self.names)
         if taken is None and (taken := arm_of_gpus(node.arms)) is not None:
             self.remarks[f"case {node.word} = {node.arms[taken][0][0]}: the question is of GPUs"] = None
         if taken is None:

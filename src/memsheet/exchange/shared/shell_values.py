@@ -278,7 +278,7 @@ def arm_of_gpus(arms: Sequence[tuple[tuple[str, ...], Body]]) -> int | None:
     return found[0] if len(found) == 1 and len(arms) > 1 else None
 
 
-def arm_taken(word: str, arms: Sequence[tuple[tuple[str, ...], Body]], names: Names) -> int | None:
+def chosen_arm(word: str, arms: Sequence[tuple[tuple[str, ...], Body]], names: Names) -> int | None:
     """Which arm of a choice is taken; -1 for none, None where the text does not tell."""
     told = word_values(word, names)
     if told is None:

@@ -35,7 +35,7 @@ from memsheet.exchange.shared.peft_configs import (
     peft_config_keys,
     with_open_branch,
 )
-from memsheet.exchange.shared.python_branches import calls_at_flag, calls_made
+from memsheet.exchange.shared.python_branches import calls_at_flag, reachable_calls
 from memsheet.exchange.shared.python_config import call_node, flatten_constructor, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16
@@ -130,7 +130,7 @@ def arguments_of(
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
         own.setdefault("max_length", length)
-    if (again := list(calls_made(module, RECOMPUTE))) and "gradient_checkpointing" not in said:
+    if (again := list(reachable_calls(module, RECOMPUTE))) and "gradient_checkpointing" not in said:
         said["gradient_checkpointing"] = UNSET if all(BRANCH in one for one in again) else True
     told = f"{name} of line {last[LINE]}" + (f", the last of {len(made)}" if len(made) > 1 else "")
     beside: dict[str, Any] = (
@@ -142,7 +142,7 @@ def arguments_of(
     if any(named_calls(module, ASKS_BF16)):
         beside[ASKS_CARD] = True
     unsloth = unsloth_keys(module, said, own)
-    beside |= _with_told_name(
+    beside |= _with_model_flag(
         module, unsloth or sentence_keys(module, said) or _loaded_model_keys(module, own)
     )
     if own.get("method"):  # whose further models the method tells
@@ -156,7 +156,7 @@ def arguments_of(
         beside[ASKS_CARD] = (
             True  # unsloth/models/rl.py: of the dtype that the model was loaded in, the card's
         )
-    for held in calls_made(module, PREPARES):
+    for held in reachable_calls(module, PREPARES):
         beside |= _prepare_kbit_keys(held, said, quantized=bool(beside.get("quantized")))
     if (
         not unsloth
@@ -320,7 +320,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_told_name(module: Module, loaded: Mapping[str, Any]) -> dict[str, Any]:
+def _with_model_flag(module: Module, loaded: Mapping[str, Any]) -> dict[str, Any]:
     """What is loaded; where the text does not tell which model that is, the one that a flag names, or a
     constant that is called so, and that the script may make another of it.
     """
@@ -400,8 +400,8 @@ def _older_trainer_keys(module: Module) -> dict[str, Any]:
 
 def _adapter_keys(module: Module) -> dict[str, Any]:
     """Adapters and the bits of their base, as far as they are made."""
-    found = peft_config_keys(lambda *names: calls_made(module, names))
-    for held in calls_made(module, (BITS,)):
+    found = peft_config_keys(lambda *names: reachable_calls(module, names))
+    for held in reachable_calls(module, (BITS,)):
         found |= with_open_branch(BITS, bitsandbytes_keys(held), held)
     return {**found, **unmade_key(module)}
 

@@ -13,7 +13,7 @@ from memsheet.exchange.shared.peft_configs import (
     lora_config_keys,
     with_open_branch,
 )
-from memsheet.exchange.shared.python_branches import calls_made
+from memsheet.exchange.shared.python_branches import reachable_calls
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module
 from memsheet.exchange.shared.script_places import (
@@ -51,7 +51,7 @@ def unsloth_keys(module: Module, said: dict[str, Any], own: dict[str, Any]) -> d
     if load is None:
         return {}
     trained = next(
-        (held for held in calls_made(module, ("get_peft_model",)) if UNSLOTH_ADAPTS.search(held[WHOLE])),
+        (held for held in reachable_calls(module, ("get_peft_model",)) if UNSLOTH_ADAPTS.search(held[WHOLE])),
         None,
     )
     if said.get("fp16") is not True:

@@ -13,7 +13,7 @@ from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 
 if TYPE_CHECKING:
-    from memsheet.exchange.shared.file_format import Read
+    from memsheet.exchange.shared.file_format import FileReading
 
 CARDS = "cards that it is given"
 """The place of how many there are, and where that is said, among the values of a server's command."""
@@ -67,7 +67,7 @@ def python_exports(text: str) -> str:
     return f"export {VISIBLE}={told.pop()}\n" if len(told) == 1 else ""
 
 
-def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:
+def given_to(found: FileReading, gpus: int | None, at: str = GPU) -> FileReading:
     """What was read, with the cards of the container, or of the process, where they are fewer than the
     command takes.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from memsheet.formulas.numerics import RunConfig
     from memsheet.formulas.tapes.bytes_by_path import BytesByPath
     from memsheet.formulas.tapes.evaluate import Beside
-    from memsheet.formulas.tapes.graph import Joined, Tensor
+    from memsheet.formulas.tapes.graph import GradientSum, Tensor
     from memsheet.formulas.tapes.recorder import Recorder
     from memsheet.formulas.tapes.tape import Shape
 
@@ -89,7 +89,7 @@ class ModelCode:
     """
 
     forward: Callable[[Recorder, Tensor, Block, RunConfig], Tensor]
-    embed: Callable[[Recorder, Embeddings, RunConfig, Joined], tuple[Tensor, tuple[Tensor, ...]]]
+    embed: Callable[[Recorder, Embeddings, RunConfig, GradientSum], tuple[Tensor, tuple[Tensor, ...]]]
     head: Callable[[Recorder, Tensor, Head, RunConfig, Loss, str], Tensor]
     loss: Callable[[Recorder, Tensor, RunConfig, Loss, str], Tensor]
     loss_input: Callable[[RunConfig, Loss], tuple[Shape, DType, str]]

@@ -10,7 +10,7 @@ from copy import copy
 from itertools import repeat
 
 from memsheet.formulas.pipeline import STEADY, interleaved_order
-from memsheet.formulas.replay.order import Run, Told
+from memsheet.formulas.replay.order import Run, StepContext
 from memsheet.formulas.replay.script import Played, Script, play_backward
 from memsheet.formulas.sharding.distributed_optimizer import state_ranks
 from memsheet.formulas.tapes.tape import Event
@@ -25,7 +25,7 @@ AHEAD = 2
 """Micro-batches beyond those that warm a stage up, from which on all are alike."""
 
 
-class Made(NamedTuple):
+class TrainedPart(NamedTuple):
     """A parameter that trains, or a part of it."""
 
     dtype: DType
@@ -48,13 +48,13 @@ class GradientBuffers(Run):
         return isinstance(plan.mesh.gpus, int) and plan.optimizer is not None
 
     @classmethod
-    def others(cls, plan: Plan, told: Told) -> list[Told]:
+    def others(cls, plan: Plan, told: StepContext) -> list[StepContext]:
         """Ranks whose shares of the optimizer's states end inside other tensors."""
         ranks = int(state_ranks(plan.mesh, Role.LINEAR, plan.zero))
         shares = sorted({ranks // 3, 2 * ranks // 3, ranks - 1} - {0})
         return [replace(told, share=share) for share in shares]
 
-    def other_script(self, told: Told, start: int) -> tuple[Script, int] | None:
+    def other_script(self, told: StepContext, start: int) -> tuple[Script, int] | None:
         """Where another share of the states is the rank's: all else is the same. What takes the place of this
         one's copies and states is numbered behind everything.
         """
@@ -98,7 +98,7 @@ class GradientBuffers(Run):
         """
         buffers, script, zero = self.told.buffers, self.script, self.plan.zero
         assert buffers is not None
-        frozen = [int(h.dtype.nbytes(h.elements)) for h in self.held() if not h.trains]
+        frozen = [int(h.dtype.nbytes(h.elements)) for h in self.all_parameters() if not h.trains]
         for size in frozen:
             script.take(size)
         made = [(one, script.take(one.bytes)) for one in self.trained]
@@ -132,11 +132,11 @@ class GradientBuffers(Run):
         elements = sum(one.elements for one in self.trained)
         return size * sum(one.elements for one in self.trained if one.expert) // max(1, elements)
 
-    def _trained(self) -> list[Made]:
+    def _trained(self) -> list[TrainedPart]:
         """Every parameter that trains, as Megatron makes it: a layer's matrices are joined, and each expert
         has its own.
         """
-        found = list[Made]()
+        found = list[TrainedPart]()
         matrices = self.told.matrices or repeat((), len(self.layers))
         ends = ((self.walk.embeddings, ()), (self.walk.head, ()))
         for group, joined in (ends[0], *zip(self.layers, matrices, strict=True), ends[1]):
@@ -145,19 +145,19 @@ class GradientBuffers(Run):
             own = [h for h in group.parameters if h.trains for _ in range(h.times)]
             linear = [h for h in own if h.role is Role.LINEAR]
             if joined and sum(joined) == sum(int(h.elements) for h in linear):
-                found += [Made(linear[0].dtype, n) for n in joined]
+                found += [TrainedPart(linear[0].dtype, n) for n in joined]
                 own = [h for h in own if h.role is not Role.LINEAR]
             for h in own:
                 expert = h.role in (Role.EXPERT, Role.EXPERT_BIAS)
                 each = int(h.shape[0]) if expert else 1
-                found += [Made(h.dtype, int(h.elements) // each, expert)] * each
+                found += [TrainedPart(h.dtype, int(h.elements) // each, expert)] * each
         return found
 
-    def optimizer_parts(self) -> list[Made]:
+    def optimizer_parts(self) -> list[TrainedPart]:
         """Of each parameter the part that the rank's optimizer has: the last ones lie first in the buffer,
         which ranks divide evenly, wherever a parameter ends.
         """
-        found, mesh, zero = list[Made](), self.plan.mesh, self.plan.zero
+        found, mesh, zero = list[TrainedPart](), self.plan.mesh, self.plan.zero
         dense = int(state_ranks(mesh, Role.LINEAR, zero))
         for experts in (False, True):
             own = [one for one in self.trained if one.expert is experts]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from memsheet.formulas.groups import Group
-from memsheet.formulas.replay.order import FIRST, LAST, Told, stays_on_device
+from memsheet.formulas.replay.order import FIRST, LAST, StepContext, stays_on_device
 from memsheet.formulas.replay.partitioned import Partitioned
 from memsheet.formulas.replay.script import GATHERS, REDUCES, Script
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
@@ -60,12 +60,12 @@ class FetchedTensors(Partitioned):
         return known and plan.zero == 3 and isinstance(ranks, int) and ranks > 1
 
     @classmethod
-    def others(cls, plan: Plan, told: Told) -> list[Told]:
+    def others(cls, plan: Plan, told: StepContext) -> list[StepContext]:
         """A host that is as far ahead as it may be: parameters that it lets go of are still read."""
         del plan
         return [replace(told, host_ahead=True)]
 
-    def other_script(self, told: Told, start: int) -> tuple[Script, int] | None:
+    def other_script(self, told: StepContext, start: int) -> tuple[Script, int] | None:
         """Where the host is ahead, each goes when the one goes that is let go of so many later."""
         if told != replace(self.told, host_ahead=True) or self.told.host_ahead:
             return None
@@ -92,7 +92,7 @@ class FetchedTensors(Partitioned):
         self.live = self.use = self.next = (
             0  # elements that are there; the use at hand, and the next to fetch
         )
-        small = [h for h in self.held() if stays_gathered(h, self.zero.buckets)]
+        small = [h for h in self.all_parameters() if stays_gathered(h, self.zero.buckets)]
         self.small = [int(h.dtype.nbytes(h.elements)) for h in small]
         self.persistent: list[int] = []
         self.let_go: list[int] = []
@@ -140,7 +140,7 @@ class FetchedTensors(Partitioned):
         script, plan, width = self.script, self.plan, self.zero.width
         script.take(self.told.beside)
         if not plan.offload.parameters:
-            for h in self.held():
+            for h in self.all_parameters():
                 if not h.trains:
                     script.take(int(h.dtype.nbytes(tensor_shard(h, self.zero.ranks))))
             script.take(width * self.shard)

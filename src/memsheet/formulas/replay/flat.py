@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memsheet.formulas.groups import Group
-from memsheet.formulas.replay.order import FIRST, LAST, Run, Told
+from memsheet.formulas.replay.order import FIRST, LAST, Run, StepContext
 from memsheet.formulas.replay.script import CASTS, GATHERS, REDUCES, Played
 from memsheet.formulas.sharding.flat_sizes import flat_elements
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_registry import engine_of
@@ -28,13 +28,13 @@ class Flat:
     it is gathered.
     """
 
-    held: tuple[Held, ...]
+    held: tuple[HeldTensor, ...]
     elements: int
     part: int
     whole: int | None = None
 
     @classmethod
-    def of(cls, held: Sequence[Held], plan: Plan) -> Flat:
+    def of(cls, held: Sequence[HeldTensor], plan: Plan) -> Flat:
         elements = int(flat_elements(tuple(held), plan))
         return cls(tuple(held), elements, elements // int(plan.mesh.dp_shard))
 
@@ -51,7 +51,7 @@ class FlatUnits(Run):
         return super().plays(plan) and isinstance(ranks, int) and ranks > 1
 
     @classmethod
-    def others(cls, plan: Plan, told: Told) -> list[Told]:
+    def others(cls, plan: Plan, told: StepContext) -> list[StepContext]:
         """A host that is as far ahead as it may be: what it lets go of in one stream and the device still
         reads in another is not given to others meanwhile (record_stream). Units that were joined elsewhere,
         as without device_id.
@@ -204,7 +204,7 @@ class FlatUnits(Run):
         self.script.give([part])
         return found
 
-    def _idle_part(self, held: Held) -> int:
+    def _idle_part(self, held: HeldTensor) -> int:
         """Elements of a parameter of a unit that never runs."""
         return -(-int(held.elements) // int(self.plan.mesh.dp_shard))
 
@@ -218,7 +218,7 @@ class FlatUnits(Run):
         else:
             super()._optimize()
 
-    def stepped(self) -> list[tuple[Held, int]]:
+    def stepped(self) -> list[tuple[HeldTensor, int]]:
         """What lies in the first rank's part of a unit, parameter by parameter."""
         found = [(h, self._idle_part(h)) for h in self.idle if h.trains]
         for unit in self.each:

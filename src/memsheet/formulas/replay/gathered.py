@@ -24,7 +24,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     tables_in_two_groups,
     with_rooted_norms,
 )
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.tape import Event
 from memsheet.frozen import dataclass, field
 from memsheet.plan.plan import Plan
@@ -49,7 +49,7 @@ class Unit:
 
 
 @dataclass(slots=True, eq=False)
-class Placed:
+class GatheredUnit:
     """One gathered unit: ``groups`` of parameters and the bytes of what is gathered."""
 
     unit: Unit
@@ -58,7 +58,7 @@ class Placed:
     buffer: int | None = None
 
 
-def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
+def _fsdp_unit_bytes(held: Sequence[HeldTensor], plan: Plan) -> Unit:
     ranks = plan.mesh.sharded
     whole = tuple(int(mixed_precision_dtype(h, plan).nbytes(dim0_gathered(h.shape, ranks))) for h in held)
     reduced = sum(int(plan.precision.reduce.nbytes(dim0_shard(h.shape, ranks))) for h in held if h.trains)
@@ -74,7 +74,7 @@ def _fsdp_unit_bytes(held: Sequence[Held], plan: Plan) -> Unit:
     )
 
 
-def _shard_bytes(held: Held, plan: Plan) -> tuple[int, int]:
+def _shard_bytes(held: HeldTensor, plan: Plan) -> tuple[int, int]:
     """A rank's part of a parameter in its own dtype, and in that which it is gathered in; 0 where that is the
     same.
     """
@@ -110,7 +110,7 @@ class GatheredUnits(Run):
         groups = (walk.embeddings, walk.head) if wrapped.joined else (walk.head, walk.embeddings)
         ends = [h for group in groups if group for h in group.parameters]
         rooted = wrapped.joined or walk.tied
-        root = Placed(_fsdp_unit_bytes(ends, plan), stays=True) if rooted else None
+        root = GatheredUnit(_fsdp_unit_bytes(ends, plan), stays=True) if rooted else None
         self.root = root
         self.loss_reduced = loss_reduces_table(plan, walk)
         units = {
@@ -118,25 +118,25 @@ class GatheredUnits(Run):
             for group in {id(group): group for group in self.layers}.values()
         }
         self.placed = {
-            number: Placed(
+            number: GatheredUnit(
                 units[id(group)],
                 stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1),
             )
             for number, group in enumerate(self.layers)
         }
         if walk.embeddings:
-            self.placed[FIRST] = root or Placed(
+            self.placed[FIRST] = root or GatheredUnit(
                 _fsdp_unit_bytes(walk.embeddings.parameters, plan), stays=keeps
             )
         if walk.head:
-            self.placed[LAST] = root or Placed(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True)
+            self.placed[LAST] = root or GatheredUnit(_fsdp_unit_bytes(walk.head.parameters, plan), stays=True)
         around = (*self.told.rooted, *(h for h in walk.rest if h in walk.outer_norms))
         rest = [h for h in around for _ in range(h.times)]
-        self.rest = Placed(_fsdp_unit_bytes(rest, plan), stays=True)  # the root's own, that no part has
+        self.rest = GatheredUnit(_fsdp_unit_bytes(rest, plan), stays=True)  # the root's own, that no part has
         head = walk.head.parameters if walk.head and walk is not self.walk else ()
         self.apart = not rooted and sum(h.times for h in head if h.trains) == 1  # a head without its norm
         self.graded = [h for h in reduced_rest(walk) for _ in range(h.times)]  # of these what gets gradients
-        self.reduced_rest = Placed(_fsdp_unit_bytes(self.graded, plan), stays=True)
+        self.reduced_rest = GatheredUnit(_fsdp_unit_bytes(self.graded, plan), stays=True)
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
         self.waiting: list[int] = []  # gradients of the root's, until its last part's backward is over
@@ -150,12 +150,12 @@ class GatheredUnits(Run):
         same = self.plan.precision.reduce is self.plan.precision.compute
         return self.told.reduces_last and self.later and same
 
-    def kept_elements(self, held: Held) -> Count:
+    def kept_elements(self, held: HeldTensor) -> Count:
         return dim0_shard(held.shape, self.plan.mesh.sharded)
 
     # ---- gathering and reducing ----------------------------------------------------------------------------
 
-    def gather(self, at: Placed) -> None:
+    def gather(self, at: GatheredUnit) -> None:
         """Ask for a unit's parameters: what is sent, and the buffer it arrives in."""
         if at.parameters or at.buffer is not None or not at.unit.gathered:
             return
@@ -174,7 +174,7 @@ class GatheredUnits(Run):
             self.script.give((up,) if low else ())
         return found
 
-    def copy_out(self, at: Placed, *, defers: bool) -> None:
+    def copy_out(self, at: GatheredUnit, *, defers: bool) -> None:
         """Copy what arrived into the parameters. In forward the buffer stays until the next unit's, when a
         name holds it to the end of the copy (torch 2.13 _fsdp_param_group.py, wait_for_unshard).
         """
@@ -189,11 +189,11 @@ class GatheredUnits(Run):
             self.script.give((at.buffer,))
             at.buffer = None
 
-    def reshard(self, at: Placed) -> None:
+    def reshard(self, at: GatheredUnit) -> None:
         self.script.give(at.parameters)
         at.parameters = []
 
-    def reduce(self, at: Placed, gradients: Sequence[int]) -> None:
+    def reduce(self, at: GatheredUnit, gradients: Sequence[int]) -> None:
         self.reshard(at)
         if self.told.reduces_last and not self.later:
             self.unreduced[id(at)] = self.widened(at.unit, gradients)
@@ -259,7 +259,7 @@ class GatheredUnits(Run):
         if number != LAST or not self.apart:
             self._bring(self.placed[number])
 
-    def _bring(self, at: Placed) -> None:
+    def _bring(self, at: GatheredUnit) -> None:
         self.gather(at)
         self.copy_out(at, defers=True)
 
@@ -323,10 +323,10 @@ class GatheredUnits(Run):
     def _reduce_head(self, index: int, held: dict[int, int]) -> None:
         self.reduce(self.placed[LAST], [held.pop(index)])
 
-    def _gradient_bytes(self, held: Held) -> int:
+    def _gradient_bytes(self, held: HeldTensor) -> int:
         return int(mixed_precision_dtype(held, self.plan).nbytes(held.elements))
 
-    def _keep_sum(self, at: int, table: Held) -> None:
+    def _keep_sum(self, at: int, table: HeldTensor) -> None:
         """Where both gradients of a tied table are added anew, the sum stays and not the head's (torch
         csrc/autograd/input_buffer.cpp, accumulate). ``at``: the event from which the look-ups ran backward.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memsheet.formulas.replay.script import Script
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.states.optimizers import (
     galore_scratch,
     is_muon_stepped,
@@ -29,10 +29,10 @@ STATES_FROM_START = frozenset({OptimizerName.ADAGRAD})
 """Optimizers that make their states when they are made themselves, before the first step (torch 2.13
 optim/adagrad.py:84-108); all others do in it.
 """
-Stepped = Iterable[tuple[Held, int]]
+Stepped = Iterable[tuple[HeldTensor, int]]
 
 
-def state_sizes(held: Held, elements: int, plan: Plan, head: int) -> tuple[int, ...]:
+def state_sizes(held: HeldTensor, elements: int, plan: Plan, head: int) -> tuple[int, ...]:
     """Bytes of the tensors that the optimizer keeps for one. ``head``: elements of the block that Adam-mini
     takes for a head.
     """
@@ -52,7 +52,7 @@ def state_sizes(held: Held, elements: int, plan: Plan, head: int) -> tuple[int, 
             return (step, rest)
 
 
-def step_by_tensor(script: Script, stepped: Stepped, plan: Plan) -> list[tuple[Held, int]]:
+def step_by_tensor(script: Script, stepped: Stepped, plan: Plan) -> list[tuple[HeldTensor, int]]:
     """Tensors that the plan's optimizer steps in a way of its own, one after another; those that are left to
     the one beside it.
     """
@@ -95,7 +95,7 @@ def _orthogonalize_matrices(script: Script, stepped: Stepped, plan: Plan) -> Non
     script.give(before)
 
 
-def _galore_pieces(held: Held, elements: int, plan: Plan) -> Iterator[int]:
+def _galore_pieces(held: HeldTensor, elements: int, plan: Plan) -> Iterator[int]:
     """By halves: the copies of a tensor that is not projected, and of one that is what decomposes its
     gradient, for want of the solver's own order.
     """

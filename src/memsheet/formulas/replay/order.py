@@ -25,7 +25,7 @@ from memsheet.formulas.replay.script import (
     play_backward,
     play_forward,
 )
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.states.optimizers import (
     Work,
     adamw_work,
@@ -67,7 +67,7 @@ def stays_on_device(plan: Plan, *, states_leave: bool = False, parameters_leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StepContext:
     """What a step has beside its parts. ``beside``: bytes that are there all the time; ``named``: that the
     training loop still names from the loss to the end of the step; ``workspace``: that cuBLAS takes for
     either thread that multiplies matrices, at its first product; ``keeps_gradients``: they are there in
@@ -104,14 +104,14 @@ class Told:
     tables: tuple[int, ...] = ()
     keeps_tables: bool = True
     reduces_last: bool = False
-    idle: tuple[Held, ...] = ()
-    rooted: tuple[Held, ...] = ()
+    idle: tuple[HeldTensor, ...] = ()
+    rooted: tuple[HeldTensor, ...] = ()
     head_elements: int = 0
     copies: tuple[int, ...] = ()
     returned: int = 0
 
 
-def of_each(parameters: Sequence[tuple[Held, int]], number: Callable[[Held, int], T]) -> list[T]:
+def of_each(parameters: Sequence[tuple[HeldTensor, int]], number: Callable[[HeldTensor, int], T]) -> list[T]:
     """What is said of each parameter and its elements. Layers that are alike share theirs: asked once."""
     once: dict[tuple[int, int], T] = {}
     found = list[T]()
@@ -132,7 +132,7 @@ class Run:
 
     hosts = stages = steps_early = stretches_layers = False
 
-    def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: Told) -> None:
+    def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: StepContext) -> None:
         self.walk, self.plan, self.lifetimes, self.script, self.told = walk, plan, lifetimes, Script(), told
         self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
         self.recorded: dict[int, Recorded] = {}
@@ -164,12 +164,12 @@ class Run:
         )
 
     @classmethod
-    def others(cls, plan: Plan, told: Told) -> list[Told]:
+    def others(cls, plan: Plan, told: StepContext) -> list[StepContext]:
         """What else may be told of the same step, each of which widens what is reserved."""
         del plan, told
         return []
 
-    def other_script(self, told: Told, start: int) -> tuple[Script, int] | None:
+    def other_script(self, told: StepContext, start: int) -> tuple[Script, int] | None:
         """The script of a run that is told otherwise, made of this one's, and where its second step begins
         (``start`` in this one); None where it has to be written.
         """
@@ -181,7 +181,7 @@ class Run:
     def prepare(self) -> None:
         """What is known before the first step."""
 
-    def kept_elements(self, held: Held) -> Count:
+    def kept_elements(self, held: HeldTensor) -> Count:
         """Elements of a parameter that the rank keeps between steps."""
         return held.elements
 
@@ -243,13 +243,15 @@ class Run:
     def load(self) -> None:
         """The rank's part of all parameters, and what is there beside."""
         self.script.take(self.told.beside)
-        each = of_each([(h, 0) for h in self.held()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h))))
+        each = of_each(
+            [(h, 0) for h in self.all_parameters()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h)))
+        )
         self.script.take_all(each)
         if self.plan.optimizer is not None and self.plan.optimizer.name in STATES_FROM_START:
             self.take_states(self.stepped())
         self.load_beside()
 
-    def held(self) -> list[Held]:
+    def all_parameters(self) -> list[HeldTensor]:
         """Every parameter, in order, each as often as it is there."""
         groups = [self.walk.embeddings, *self.layers, self.walk.head]
         used = [h for group in groups if group for h in group.parameters for _ in range(h.times)]
@@ -419,14 +421,14 @@ class Run:
             raised = of_each(stepped, lambda h, n: int(fp32_copy_bytes(h, n, plan)) if work.wide else 0)
             self._step_one_by_one(sizes, raised, work)
 
-    def take_states(self, stepped: Sequence[tuple[Held, int]]) -> None:
+    def take_states(self, stepped: Sequence[tuple[HeldTensor, int]]) -> None:
         """What the optimizer keeps of each parameter from now on."""
         each = of_each(stepped, lambda h, n: state_sizes(h, n, self.plan, self.told.head_elements))
         self.states = self.script.take_all([size for sizes in each for size in sizes if size])
 
-    def stepped(self) -> list[tuple[Held, int]]:
+    def stepped(self) -> list[tuple[HeldTensor, int]]:
         """Parameters that train, and how many elements of each the rank's optimizer has."""
-        trained = [h for h in self.held() if h.trains]
+        trained = [h for h in self.all_parameters() if h.trains]
         elements = of_each([(h, 0) for h in trained], lambda h, _: int(self.kept_elements(h)))
         return [*zip(trained, elements, strict=True)]
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from memsheet.formulas.replay.order import Run, Told, stays_on_device
+from memsheet.formulas.replay.order import Run, StepContext, stays_on_device
 from memsheet.formulas.replay.script import Played, play_backward
 from memsheet.formulas.sharding.partitioned_buckets import ALLREDUCE_BUCKET
 from memsheet.formulas.sharding.partitioned_overhead import bucket_bytes
@@ -51,7 +51,7 @@ class Partitioned(Run):
         return known and stays_on_device(plan, states_leave=True)
 
     @classmethod
-    def others(cls, plan: Plan, told: Told) -> list[Told]:
+    def others(cls, plan: Plan, told: StepContext) -> list[StepContext]:
         """Parameters are joined on the host where the device has no room for both, and by every release
         before DeepSpeed's pull request 7828 (zero/stage_1_and_2.py:397-470).
         """
@@ -84,7 +84,7 @@ class Partitioned(Run):
         hosted = self.told.joined_on_host  # and what they were is no longer in the cache
         own = [
             (h.trains, script.take(int(h.dtype.nbytes(h.elements))))
-            for h in self.held()
+            for h in self.all_parameters()
             if not (h.trains and hosted)
         ]
         if not self._flat:

@@ -13,12 +13,12 @@ from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import layers_of_stage, stage_model
 from memsheet.formulas.replay import steps as alike
-from memsheet.formulas.replay.order import THREADS, Buffers, Told
+from memsheet.formulas.replay.order import THREADS, Buffers, StepContext
 from memsheet.formulas.replay.steps import Reserved
 from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights
 from memsheet.formulas.sharding.resident_state import DUMMY_WGRAD
 from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
-from memsheet.formulas.states.held import Held, held_tensors
+from memsheet.formulas.states.held import HeldTensor, held_tensors
 from memsheet.formulas.states.optimizers import head_elements
 from memsheet.formulas.states.params import fold_path_indices
 from memsheet.formulas.tapes.kernel_scratch import BACKWARD_SCRATCH
@@ -175,7 +175,7 @@ def _equal_steps_reserved(
     one_by_one = engine.sharding.leaves_tensors and not plan.staged
     keeps_masks = code.keeps_masks(model, plan)
     beside = loaded - sum(buffers) if buffered else _component_bytes(items, Component.BUFFERS)
-    told = Told(
+    told = StepContext(
         workspace=int(workspaces.value) // THREADS,
         beside=beside + (0 if one_by_one else sum(tables)),
         tables=_cosines_and_sines(tables) if one_by_one else (),
@@ -215,7 +215,7 @@ def _cosines_and_sines(tables: Iterable[int]) -> tuple[int, ...]:
 
 def _parameters_beside(
     model: ModelSpec, plan: Plan, walk: StageLayers
-) -> tuple[tuple[Held, ...], tuple[Held, ...]]:
+) -> tuple[tuple[HeldTensor, ...], tuple[HeldTensor, ...]]:
     """Parameters that no part of a step has, as those of a tower that no picture passes through; and of these
     the ones that lie in no unit of their own where layers are gathered one by one.
     """

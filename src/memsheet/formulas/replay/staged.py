@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memsheet.formulas.pipeline import in_flight
-from memsheet.formulas.replay.gathered import GatheredUnits, Placed
+from memsheet.formulas.replay.gathered import GatheredUnit, GatheredUnits
 from memsheet.formulas.replay.order import FIRST, LAST
 from memsheet.formulas.replay.script import REDUCES, Played
 from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping
@@ -138,14 +138,14 @@ class StagedUnits(GatheredUnits):
             made, self.waiting = self.waiting, []
             self._add_whole(self.root, made)
 
-    def _add_whole(self, placed: Placed, made: Sequence[int]) -> None:
+    def _add_whole(self, placed: GatheredUnit, made: Sequence[int]) -> None:
         """To what waits."""
         if id(placed) in self.unreduced:
             self.script.give(made)
         else:
             self.unreduced[id(placed)] = self.widened(placed.unit, made)
 
-    def _reduce_in_loss(self, placed: Placed) -> None:
+    def _reduce_in_loss(self, placed: GatheredUnit) -> None:
         """The loss has reduced the head's gradient, which is added to that of earlier micro-batches, and let
         go of the head.
         """
@@ -168,7 +168,7 @@ class StagedUnits(GatheredUnits):
             self._reduce_unit(each)
         self.end_backward()
 
-    def _reduce_unit(self, placed: Placed) -> None:
+    def _reduce_unit(self, placed: GatheredUnit) -> None:
         self.reshard(placed)
         self.reduce_whole(placed.unit, self.unreduced.pop(id(placed)))
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from memsheet.allocator.settings import Settings
 from memsheet.allocator.whole_script import live_peak_bytes, play_whole_script
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.replay.order import THREADS, Run, Told
+from memsheet.formulas.replay.order import THREADS, Run, StepContext
 from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
 from memsheet.frozen import NamedTuple, dataclass
 from memsheet.plan.engine import Sharding
@@ -113,7 +113,7 @@ _replayed: dict[tuple[Hashable, int | None], Replayed] = {}
 
 
 def script_of_steps(
-    walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: Told, sharding: Sharding
+    walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: StepContext, sharding: Sharding
 ) -> tuple[Script, int]:
     """The script of two steps of a stage, and the event at which the second begins: the optimizer's states
     are made in the first; what that leaves in pieces shows in the second.
@@ -126,7 +126,7 @@ def run_of_steps(
     walk: StageLayers,
     plan: Plan,
     lifetimes: Lifetimes,
-    told: Told,
+    told: StepContext,
     sharding: Sharding,
     recorded: dict[int, Recorded] | None = None,
 ) -> tuple[Run, int]:
@@ -151,7 +151,7 @@ def steady_reserved_bytes(
     walk: StageLayers,
     plan: Plan,
     room: Bytes | None,
-    told: Told,
+    told: StepContext,
     sharding: Sharding,
     tensors: Bytes,
     backward: int,

@@ -10,7 +10,7 @@ from functools import partial
 from memsheet.formulas.replay.optimizer_step import STATES_FROM_START, state_sizes
 from memsheet.formulas.replay.order import Run
 from memsheet.formulas.replay.script import Played, play_backward
-from memsheet.formulas.states.held import Held, gradient_dtype
+from memsheet.formulas.states.held import HeldTensor, gradient_dtype
 from memsheet.formulas.states.optimizers import fused_backward_step
 from memsheet.units import MIB
 
@@ -26,9 +26,9 @@ class WholeModel(Run):
     def prepare(self) -> None:
         self.tied: int | None = None  # the head's part of a table's gradient
         self.early = self.plan.optimizer_in_backward
-        self.fresh: dict[int, list[Held]] = {}  # parameters that have no states yet, by their elements
+        self.fresh: dict[int, list[HeldTensor]] = {}  # parameters that have no states yet, by their elements
         name = self.plan.optimizer.name if self.plan.optimizer else None
-        for h in self.held() if self.early and name not in STATES_FROM_START else ():
+        for h in self.all_parameters() if self.early and name not in STATES_FROM_START else ():
             self.fresh.setdefault(int(h.elements), []).append(h)
 
     @property
@@ -75,7 +75,7 @@ class WholeModel(Run):
             for size in bucket_sizes(
                 [
                     int(gradient_dtype(h, self.plan).nbytes(h.elements))
-                    for h in reversed(self.held())
+                    for h in reversed(self.all_parameters())
                     if h.trains
                 ]
             ):

@@ -8,7 +8,7 @@ from memsheet.arith import Count, ceil_div
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, kept_rest_bytes, loading_slack
 from memsheet.formulas.serving.packed_experts import ANY_KERNEL, Packing, padded_experts
 from memsheet.formulas.serving.recorded_serving import uncut_ranges, unread_table_items
-from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.formulas.states.held import HeldTensor, held_tensors, parameter_bytes
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import BF16, FP8, FP32, DType
 from memsheet.plan.model import Attention, Block, LatentAttention, Mixer, ModelSpec, Role, Weight
@@ -53,7 +53,7 @@ SCALED = FromCode(
 )
 
 
-def loaded_tensors(part: ModelSpec, plan: Plan, ways: Ways) -> tuple[Held, ...]:
+def loaded_tensors(part: ModelSpec, plan: Plan, ways: Ways) -> tuple[HeldTensor, ...]:
     """Every parameter of a stage as a rank holds it: latent projections whole, heads and experts cut, the
     vocabulary padded, and some in fp32.
     """
@@ -139,7 +139,7 @@ def _key_or_value(query: Weight, mixer: Attention, name: str) -> Weight:
 
 
 def loaded_items(
-    part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant], ways: Ways
+    part: ModelSpec, plan: Plan, held: tuple[HeldTensor, ...], instants: Sequence[Instant], ways: Ways
 ) -> list[Item]:
     """Parameters, tables of rotary positions, copies that latent attention makes of projections, scales, and
     the gaps between segments.
@@ -184,7 +184,7 @@ RESTS = "weights.rests"
 """The path of what blocks of weights are larger than these, which torch counts as allocated."""
 
 
-def joined_tensors(held: Iterable[Held]) -> list[tuple[Count, int]]:
+def joined_tensors(held: Iterable[HeldTensor]) -> list[tuple[Count, int]]:
     """(bytes, how many) of each tensor as it is made: matrices of one input are one."""
     sizes: dict[tuple[str, int], Count] = {}
     for one in held:
@@ -196,7 +196,7 @@ def joined_tensors(held: Iterable[Held]) -> list[tuple[Count, int]]:
 
 
 def slack_items(
-    held: tuple[Held, ...], instants: Sequence[Instant], *, joined: list[tuple[Count, int]]
+    held: tuple[HeldTensor, ...], instants: Sequence[Instant], *, joined: list[tuple[Count, int]]
 ) -> list[Item]:
     """Gaps between segments that weights lie in, and what is part of a weight's own block. What is packed is
     made anew once it is loaded, in whatever blocks are there.
@@ -221,7 +221,7 @@ def slack_items(
         "it was quantized while loading"
     ),
 )
-def row_scales_bytes(held: Iterable[Held]) -> Count:
+def row_scales_bytes(held: Iterable[HeldTensor]) -> Count:
     """Bytes of the scales of eight-bit matrices that are scaled by rows."""
     total: Count = 0
     for one in held:

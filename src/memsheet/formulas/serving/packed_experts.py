@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
-from memsheet.formulas.states.held import Held, module_of
+from memsheet.formulas.states.held import HeldTensor, module_of
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, MXFP4, NVFP4
 from memsheet.plan.model import Role
@@ -69,7 +69,7 @@ def swizzled_scales_bytes(shape: tuple[Count, ...], columns: int = SCALE_COLUMNS
     return experts * round_up(outputs, SCALE_ROWS) * round_up(ceil_div(inputs, SHARE), columns)
 
 
-def padded_experts(held: tuple[Held, ...], packing: Packing = ANY_KERNEL) -> dict[str, Bytes]:
+def padded_experts(held: tuple[HeldTensor, ...], packing: Packing = ANY_KERNEL) -> dict[str, Bytes]:
     """Ranges of expert matrices in MXFP4, by module path: as stored, as the usual kernel keeps them (the
     value), and as the kernels that pad most. Which one runs depends on the card and on what is installed.
     """
@@ -100,7 +100,7 @@ def padded_block_elements(shape: tuple[Count, ...], gates: int, *, downward: boo
     return experts * round_up(outputs, BLOCK_ROWS) * inputs
 
 
-def _padded_rows(held: tuple[Held, ...], packing: Packing) -> dict[str, Bytes]:
+def _padded_rows(held: tuple[HeldTensor, ...], packing: Packing) -> dict[str, Bytes]:
     """Ranges of expert matrices in NVFP4, by module path, where kernels that pad may run: FlashInfer's."""
     found: dict[str, Bytes] = {}
     if packing.pads_rows is False:
@@ -117,7 +117,7 @@ def _padded_rows(held: tuple[Held, ...], packing: Packing) -> dict[str, Bytes]:
     return {path: size for path, size in found.items() if size.low != size.high}
 
 
-def _kernel_range(one: Held, packing: Packing) -> Bytes:
+def _kernel_range(one: HeldTensor, packing: Packing) -> Bytes:
     value = one.times * kernel_expert_bytes(one.shape, packing, downward=_is_downward(one.path))
     if packing.alone:
         return Bytes.exact(value)
@@ -154,7 +154,7 @@ def _padded_shape(shape: tuple[Count, ...], kernel: Kernel, *, downward: bool) -
     return experts, round_up(inputs, kernel.hidden), round_up(outputs, 2 * kernel.inner)
 
 
-def _bias_range(one: Held, packing: Packing) -> Bytes:
+def _bias_range(one: HeldTensor, packing: Packing) -> Bytes:
     """Biases of a kernel, which triton's and FlashInfer's read in fp32 (v0.11.0 mxfp4.py:581, v0.33.0
     fused_moe/oracle/mxfp4.py:1440).
     """
@@ -168,7 +168,7 @@ def _bias_range(one: Held, packing: Packing) -> Bytes:
     return Bytes(plain, value, maximum(value, 2 * plain))
 
 
-def _most_padded_elements(held: Held) -> Count:
+def _most_padded_elements(held: HeldTensor) -> Count:
     """Elements of (experts, in, out) where both sizes are padded to the most of all kernels."""
     experts, inputs, outputs = _padded_shape(
         held.shape, Kernel(inner=PADDED_TO, hidden=PADDED_TO), downward=_is_downward(held.path)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan
 
 
-def linear_ends(held: Iterable[Held], plan: Plan, stored: DType | None = None) -> Iterator[Held]:
+def linear_ends(held: Iterable[HeldTensor], plan: Plan, stored: DType | None = None) -> Iterator[HeldTensor]:
     """The tensors of a model, its output matrix stored as its linear layers are. ``stored``: the engine's own
     form of the plan's format.
     """

@@ -8,7 +8,7 @@ from memsheet.formulas.operators.blocks import INPUTS, LATENTS, NOTHING_JOINED, 
 from memsheet.formulas.operators.operator import Cut, Kind, Operator
 from memsheet.formulas.serving.dp_attention import forward_paths, gathers_all, group_plan
 from memsheet.formulas.serving_time.speeds import End, format_of
-from memsheet.formulas.states.held import Held, tensors_on_rank
+from memsheet.formulas.states.held import HeldTensor, tensors_on_rank
 from memsheet.formulas.states.params import fold_path_indices, stack_prefix
 from memsheet.formulas.step_time.kernels import operator_passes
 from memsheet.formulas.step_time.operators import BF16_BYTES
@@ -90,7 +90,7 @@ def _decoder_layer(block: Block, prefix: str, count: int, plan: Plan) -> Layer:
     joins = engine_of(plan).serving.joins_projections
     operators = block_operators(block, JOINED if joins else NOTHING_JOINED)
 
-    def held(op: Operator) -> list[list[Held]]:
+    def held(op: Operator) -> list[list[HeldTensor]]:
         """Its matrices on a rank, and one by one those of adapters beside them."""
         rank = plan if op.weights[0].path in forward else group
         paths = [fold_path_indices(f"{prefix}.{weight.path}") for weight in op.weights]
@@ -115,7 +115,7 @@ def _decoder_layer(block: Block, prefix: str, count: int, plan: Plan) -> Layer:
     )
 
 
-def _joined_product(matrices: list[Held], groups: int) -> Product:
+def _joined_product(matrices: list[HeldTensor], groups: int) -> Product:
     first = matrices[0]
     return Product(
         form=format_of(first.dtype),
@@ -127,7 +127,7 @@ def _joined_product(matrices: list[Held], groups: int) -> Product:
     )
 
 
-def _experts_on_rank(moe: object, routed: list[Held]) -> Experts:
+def _experts_on_rank(moe: object, routed: list[HeldTensor]) -> Experts:
     assert isinstance(moe, Moe)
     first = routed[0]
     return Experts(
@@ -140,11 +140,11 @@ def _experts_on_rank(moe: object, routed: list[Held]) -> Experts:
     )
 
 
-def _tensor_bytes(tensors: list[Held]) -> float:
+def _tensor_bytes(tensors: list[HeldTensor]) -> float:
     return sum(float(one.dtype.nbytes(one.elements)) for one in tensors)
 
 
-def _tensor_elements(tensors: list[Held]) -> float:
+def _tensor_elements(tensors: list[HeldTensor]) -> float:
     return sum(float(one.elements) for one in tensors)
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from memsheet.arith import Count
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
-from memsheet.formulas.states.held import Held, whole_parameter
+from memsheet.formulas.states.held import HeldTensor, whole_parameter
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Engine, Sharding
@@ -57,7 +57,7 @@ class Algorithm:
     bare_states: Callable[[int, Plan, Engine], Steps]
     check: Callable[[Plan], None] = lambda _: None
     state_alone: Callable[[ModelSpec, Plan], ResidentState] | None = None
-    parameter_shard: Callable[[Held, Plan], Count] = whole_parameter
+    parameter_shard: Callable[[HeldTensor, Plan], Count] = whole_parameter
     bare_host: Callable[[int, Plan], Host] = lambda *_: Host()
     bare_ranges: Callable[[int, Plan, Engine], Ranges] = lambda *_: {}
     offloads_apart: bool = False

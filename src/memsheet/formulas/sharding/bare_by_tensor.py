@@ -18,7 +18,7 @@ from memsheet.formulas.states.gradients import (
     reduces_surely_every,
     reduces_surely_last,
 )
-from memsheet.formulas.states.held import Held, gradient_dtype
+from memsheet.formulas.states.held import HeldTensor, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes, step_temporaries
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, merge_moment
 from memsheet.plan.engine import Engine
@@ -70,7 +70,7 @@ def bare_states(how: Division, parameters: int, plan: Plan, engine: Engine) -> S
     )
 
 
-def _unsynced_gradient_rows(how: Division, tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
+def _unsynced_gradient_rows(how: Division, tensor: HeldTensor, plan: Plan, engine: Engine) -> BytesByPath:
     """Whole gradients that wait for the last micro-batch: surely where the plan says so and in some
     pipelines, else perhaps (``bare_ranges``).
     """
@@ -91,7 +91,7 @@ def bare_ranges(how: Division, parameters: int, plan: Plan, engine: Engine) -> R
     return {UNSYNCED: (0, how.waiting((tensor,), plan))}
 
 
-def _unsharded_parameter_rows(how: Division, tensor: Held, plan: Plan) -> BytesByPath:
+def _unsharded_parameter_rows(how: Division, tensor: HeldTensor, plan: Plan) -> BytesByPath:
     """Parameters that stay whole from forward to backward."""
     if how.gathered is None or plan.reshard_after_forward:
         return EMPTY
@@ -99,7 +99,9 @@ def _unsharded_parameter_rows(how: Division, tensor: Held, plan: Plan) -> BytesB
     return BytesByPath.of([((C.UNSHARDED_PARAMETERS, f"{NAME}/unsharded"), size)])
 
 
-def _at_step(how: Division, tensor: Held, shard: Count, gradients: BytesByPath, plan: Plan) -> BytesByPath:
+def _at_step(
+    how: Division, tensor: HeldTensor, shard: Count, gradients: BytesByPath, plan: Plan
+) -> BytesByPath:
     """Gradients and the optimizer's scratch; an optimizer that works on one tensor at a time has as much of
     it as that tensor.
     """
@@ -114,7 +116,7 @@ def _at_step(how: Division, tensor: Held, shard: Count, gradients: BytesByPath, 
     return merge_moment([(1, gradients), (1, BytesByPath.of([((C.TEMPORARIES, "optimizer"), scratch)]))])
 
 
-def _optimizer_moment_bytes(tensor: Held, shard: Count, plan: Plan) -> Count:
+def _optimizer_moment_bytes(tensor: HeldTensor, shard: Count, plan: Plan) -> Count:
     return optimizer_bytes(tensor, shard, plan) - optimizer_bytes(
         tensor, 0, plan
     )  # less what each tensor has: how many is not known

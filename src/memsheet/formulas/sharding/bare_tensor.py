@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
 from memsheet.formulas.sharding.algorithm import Steps
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan
@@ -23,9 +23,9 @@ def rank_parameters(parameters: int, plan: Plan) -> Count:
     return ceil_div(parameters, plan.mesh.tp * plan.mesh.pp)
 
 
-def bare_parameter_tensor(parameters: int, plan: Plan) -> Held:
+def bare_parameter_tensor(parameters: int, plan: Plan) -> HeldTensor:
     """All parameters of a rank as one tensor."""
-    return Held(
+    return HeldTensor(
         f"{NAME}.weight",
         (rank_parameters(parameters, plan),),
         plan.precision.parameters,

@@ -23,7 +23,7 @@ from memsheet.formulas.states.gradients import (
     reduces_surely_every,
     reduces_surely_last,
 )
-from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.formulas.states.held import HeldTensor, held_tensors, parameter_bytes
 from memsheet.formulas.states.idle_towers import IDLE, idle_bytes
 from memsheet.formulas.states.optimizers import (
     adam_mini_problems,
@@ -95,7 +95,7 @@ def _state_on_device(
     plan: Plan,
     engine: Engine,
     stage: StageLayers,
-    parameters: tuple[Held, ...],
+    parameters: tuple[HeldTensor, ...],
     shards: Shards,
 ) -> ResidentState:
     """What is there before anything goes to the host. ``shards``: what trains, and how much of it is here."""
@@ -127,7 +127,7 @@ def _resident_state_rows(
     model: ModelSpec,
     plan: Plan,
     engine: Engine,
-    parameters: tuple[Held, ...],
+    parameters: tuple[HeldTensor, ...],
     shards: Shards,
 ) -> BytesByPath:
     """What is there at every instant of a steady step, gradients aside."""

@@ -26,7 +26,7 @@ from memsheet.formulas.sharding.whole_matrices import (
     steps_with_muon,
     whole_sides,
 )
-from memsheet.formulas.states.held import Held, held_tensors, module_of
+from memsheet.formulas.states.held import HeldTensor, held_tensors, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
@@ -52,14 +52,14 @@ class Part:
     ``all`` of them and of a rank's ``shard``.
     """
 
-    held: Held
+    held: HeldTensor
     ranks: Count
     each: Count
     all: Count
     shard: Count
 
     @classmethod
-    def of(cls, held: Held, ranks: Count) -> Part:
+    def of(cls, held: HeldTensor, ranks: Count) -> Part:
         each = held.elements
         whole = held.times * each
         return cls(held, ranks, each, whole, ceil_div(whole, ranks))
@@ -169,7 +169,9 @@ def _dealt_beyond_even(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Count, Cou
 Ends = dict[Key, tuple[Count, Count]]
 
 
-def _dealt_matrix_rows(spec: ModelSpec, plan: Plan, tensors: Iterable[Held]) -> tuple[dict[Key, Count], Ends]:
+def _dealt_matrix_rows(
+    spec: ModelSpec, plan: Plan, tensors: Iterable[HeldTensor]
+) -> tuple[dict[Key, Count], Ends]:
     """What whole matrices make of even shares: states of the rank that has most, and buffers that have a
     shard of its size for each rank. Without that layout (core 0.17 and before,
     --no-use-layer-wise-param-layout) nothing is padded, and a rank may have a whole table of embeddings
@@ -197,7 +199,7 @@ def _dealt_matrix_rows(spec: ModelSpec, plan: Plan, tensors: Iterable[Held]) -> 
     return rows, ends
 
 
-def _step_work(spec: ModelSpec, plan: Plan, tensors: Iterable[Held]) -> tuple[Count, Ends]:
+def _step_work(spec: ModelSpec, plan: Plan, tensors: Iterable[HeldTensor]) -> tuple[Count, Ends]:
     """What Muon takes for the largest matrix, and its ends: parts of it alone (--muon-tp-mode blockwise), and
     half as much again for Nesterov's sum and projections cut in three, or all parameters gathered flat
     (allgather_params).
@@ -215,13 +217,13 @@ def _step_work(spec: ModelSpec, plan: Plan, tensors: Iterable[Held]) -> tuple[Co
     return most, {STEP: (minimum(least, most), maximum(most + most // 2, 2 * flat))}
 
 
-def _optimizer_shards(tensors: Iterable[Held], plan: Plan) -> tuple[Part, ...]:
+def _optimizer_shards(tensors: Iterable[HeldTensor], plan: Plan) -> tuple[Part, ...]:
     own = tuple(tensors)
     ranks = {role: state_ranks(plan.mesh, role, plan.zero) for role in {h.role for h in own}}
     return tuple(Part.of(h, ranks[h.role]) for h in own)
 
 
-def buffers_and_shards(tensors: Iterable[Held], plan: Plan) -> BytesByPath:
+def buffers_and_shards(tensors: Iterable[HeldTensor], plan: Plan) -> BytesByPath:
     """The two buffers and the distributed optimizer's parts of these tensors: there at every instant."""
     return BytesByPath.of(_buffer_and_shard_rows(_optimizer_shards(tensors, plan), plan))
 
@@ -470,7 +472,7 @@ def _attention_score_buffer(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, 
         "not, all at once"
     ),
 )
-def widened_gradients(tensors: Iterable[Held], plan: Plan) -> Count:
+def widened_gradients(tensors: Iterable[HeldTensor], plan: Plan) -> Count:
     """Bytes of gradients in the main parameters' precision while the optimizer steps; a precision-aware
     optimizer reads them as they are.
     """

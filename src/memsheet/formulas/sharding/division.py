@@ -9,7 +9,7 @@ from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.gradients import gradient_bag
-from memsheet.formulas.states.held import Held, whole_parameter
+from memsheet.formulas.states.held import HeldTensor, whole_parameter
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Engine
@@ -29,7 +29,7 @@ def wrapping_notes(model: ModelSpec) -> tuple[str, ...]:
     return (said,) if classes else ()
 
 
-Shards = tuple[tuple[Held, Count], ...]
+Shards = tuple[tuple[HeldTensor, Count], ...]
 """Tensors that train, and how much of each a rank keeps."""
 
 
@@ -51,16 +51,18 @@ class Division:
     what a reader of the sheet is told of a model's division.
     """
 
-    overhead: Callable[[Plan, Engine, tuple[Held, ...], StageLayers], ShardingOverhead]
-    shard: Callable[[Held, Plan], Count] = whole_parameter
+    overhead: Callable[[Plan, Engine, tuple[HeldTensor, ...], StageLayers], ShardingOverhead]
+    shard: Callable[[HeldTensor, Plan], Count] = whole_parameter
     gradients: Callable[[StageLayers, Shards, Plan], BytesByPath] = _every_gradient
-    waiting: Callable[[tuple[Held, ...], Plan], Count] | None = None
-    gathered: Callable[[Held, Plan], Count] | None = None
-    offloaded: Callable[[ResidentState, Plan, StageLayers, tuple[Held, ...]], ResidentState] | None = None
+    waiting: Callable[[tuple[HeldTensor, ...], Plan], Count] | None = None
+    gathered: Callable[[HeldTensor, Plan], Count] | None = None
+    offloaded: Callable[[ResidentState, Plan, StageLayers, tuple[HeldTensor, ...]], ResidentState] | None = (
+        None
+    )
     root_weights: Callable[[ModelSpec, Plan], BytesByPath] | None = None
     beside_gradients: Callable[[ModelSpec, Plan], BytesByPath] | None = None
     accumulates_whole: Callable[[Plan, Engine], bool] = lambda *_: False
     raises_gradients: bool = False
     keeps_reduced: bool = False
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
-    padding_notes: Callable[[tuple[Held, ...], Plan], tuple[str, ...]] = lambda *_: ()
+    padding_notes: Callable[[tuple[HeldTensor, ...], Plan], tuple[str, ...]] = lambda *_: ()

@@ -15,7 +15,7 @@ from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.flat_sizes import flat_elements
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.gradients import unreduced_gradients
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.frozen import replace
@@ -25,7 +25,7 @@ from memsheet.sheet import Component
 
 
 def flat_offloaded(
-    kept: ResidentState, plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]
+    kept: ResidentState, plan: Plan, stage: StageLayers, parameters: tuple[HeldTensor, ...]
 ) -> ResidentState:
     """What is left on the device of ``kept``. Raises InputError for a part of it, which does not exist, and
     for several micro-batches.
@@ -80,7 +80,7 @@ def _check_whole(plan: Plan) -> None:
         "states beside them"
     ),
 )
-def host_memory(plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]) -> Host:
+def host_memory(plan: Plan, stage: StageLayers, parameters: tuple[HeldTensor, ...]) -> Host:
     """Parts and gradients of each unit pinned, optimizer states pageable."""
     layers = [(group, run.count) for run in stage.layers for group in run.pattern]
     rooted = tuple(h for end in (stage.embeddings, stage.head) if end for h in end.parameters)

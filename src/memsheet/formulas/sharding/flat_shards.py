@@ -33,7 +33,7 @@ from memsheet.formulas.sharding.flat_sizes import (
 )
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.gradients import reduces_surely_last
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import FlatWrapping
@@ -53,7 +53,7 @@ class Units:
     embeddings: Group | None
     head: Group | None
     last: Group | None  # of the layers
-    rest: tuple[Held, ...] = ()  # the root's own, of no group
+    rest: tuple[HeldTensor, ...] = ()  # the root's own, of no group
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -65,7 +65,7 @@ class Units:
         return reduces_surely_last(self.plan, engine_of(self.plan))
 
     @cached_property
-    def root(self) -> tuple[Held, ...]:
+    def root(self) -> tuple[HeldTensor, ...]:
         ends = tuple(h for group in self.rooted if group for h in group.parameters)
         held = (*ends, *self.rest)
         return held[:1] if self.wrapping.table_apart else held
@@ -78,7 +78,7 @@ class Units:
         )
 
     @cached_property
-    def apart(self) -> BytesByPath:
+    def table_apart(self) -> BytesByPath:
         """The same where they are not there all the time."""
         return self.gathered if self.wrapping.table_apart else EMPTY
 
@@ -103,7 +103,7 @@ class Units:
     @cached_property
     def waiting(self) -> BytesByPath:
         """What stays through backward: the head's whole gradients, a table that is gathered again."""
-        return merge_moment([(1, self.head.gradients if self.head else EMPTY), (1, self.apart)])
+        return merge_moment([(1, self.head.gradients if self.head else EMPTY), (1, self.table_apart)])
 
     def holds(self, group: Group) -> BytesByPath:
         """From the start of backward, which the root begins, the last layer is gathered ahead. Logits are the
@@ -116,12 +116,15 @@ class Units:
 
     def forward(self, _: Group | None, group: Group) -> BytesByPath:
         return merge_moment(
-            [(1, BytesByPath.of([self.whole(group)])), (1, self.apart if group in self.rooted else EMPTY)]
+            [
+                (1, BytesByPath.of([self.whole(group)])),
+                (1, self.table_apart if group in self.rooted else EMPTY),
+            ]
         )
 
     def entering(self, before: Group | None, group: Group) -> BytesByPath:
         """While it is gathered: a rank's part is cast first, or comes up from the host."""
-        size = self.apart.total if group in self.rooted else self.whole(group)[1]
+        size = self.table_apart.total if group in self.rooted else self.whole(group)[1]
         brought = (
             self.plan.precision.casts or self.plan.offload.parameters
         )  # cast there, or come from the host
@@ -138,7 +141,7 @@ class Units:
         return merge_moment(
             [
                 (1, BytesByPath.of([self.whole(group), ahead])),
-                (1, self.apart if group is self.head else self.waiting),
+                (1, self.table_apart if group is self.head else self.waiting),
             ]
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, round_up
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP1, ZERO, formula
 
@@ -21,7 +21,7 @@ def flat_shard(elements: Count, ranks: Count, alignment: int = 1) -> Count:
         "of the ranks"
     ),
 )
-def flat_elements(parameters: tuple[Held, ...], plan: Plan) -> Count:
+def flat_elements(parameters: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """Elements of a flat parameter that is gathered whole."""
     return round_up(sum(h.times * h.elements for h in parameters), plan.mesh.dp_shard)
 
@@ -30,7 +30,7 @@ def flat_elements(parameters: tuple[Held, ...], plan: Plan) -> Count:
     cites=TORCH_FSDP1,
     at="_flat_param.py, _alloc_padded_unsharded_flat_param: gathered whole in the low dtype",
 )
-def gathered_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
+def gathered_bytes(parameters: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """Its bytes in the dtype that units are computed in."""
     return plan.precision.compute.nbytes(flat_elements(parameters, plan))
 
@@ -39,7 +39,7 @@ def gathered_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     cites=TORCH_FSDP1,
     at="_runtime_utils.py:743: without gradient sync the flat gradient stays whole, as autograd made it",
 )
-def unreduced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
+def unreduced_gradient_bytes(parameters: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """What accumulates on every rank when only the last micro-batch reduces gradients (``no_sync``), in the
     dtype that units are computed in.
     """
@@ -53,7 +53,7 @@ def unreduced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
         "rank's part"
     ),
 )
-def reducing_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
+def reducing_bytes(parameters: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """What there is while a unit's gradient is reduced."""
     whole, precision = flat_elements(parameters, plan), plan.precision
     copy = precision.reduce.nbytes(whole) if precision.reduce is not precision.compute else 0

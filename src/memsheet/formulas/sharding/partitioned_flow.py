@@ -11,7 +11,7 @@ from memsheet.arith import Count, ceil_div, holds_for_any, maximum, minimum, whe
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.layers_of_plan import equal_counts
 from memsheet.formulas.sharding.partitioned_buckets import Buckets
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import dataclass
 from memsheet.references import DEEPSPEED, formula
 
@@ -97,12 +97,12 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
     for known, of, cut, made in _recent:
         if known is filled and cut is cuts and equal_counts(of, shard):
             return made
-    found = tuple(_made_flush(*one, shard, cuts=cuts) for one in filled)
+    found = tuple(_flush_moment(*one, shard, cuts=cuts) for one in filled)
     _recent = ((filled, shard, cuts, found), *_recent[: MOST_RECENT - 1])
     return found
 
 
-def _made_flush(place: Place, filled: int, at: int, widest: int, shard: Count, *, cuts: bool) -> Flush:
+def _flush_moment(place: Place, filled: int, at: int, widest: int, shard: Count, *, cuts: bool) -> Flush:
     joined = where(at // shard == (at + filled - 1) // shard, 0, filled) if cuts else filled
     return Flush(place, filled, 0 if not cuts and filled == widest else joined, widest)
 
@@ -145,7 +145,7 @@ def _places_that_may_peak(made: Flushes) -> frozenset[Place]:
 
 
 @formula(cites=DEEPSPEED, at="partition_parameters.py:1662-1671: each tensor on its own, padded to the ranks")
-def tensor_shard(tensor: Held, ranks: Count) -> Count:
+def tensor_shard(tensor: HeldTensor, ranks: Count) -> Count:
     """Elements of a tensor that one rank keeps."""
     return ceil_div(tensor.elements, ranks)
 
@@ -154,7 +154,7 @@ def tensor_shard(tensor: Held, ranks: Count) -> Count:
     cites=DEEPSPEED,
     at="parameter_offload.py:311-329: tensors of at most param_persistence_threshold elements stay gathered",
 )
-def stays_gathered(tensor: Held, buckets: Buckets) -> bool:
+def stays_gathered(tensor: HeldTensor, buckets: Buckets) -> bool:
     return tensor.elements <= buckets.persistence
 
 

@@ -12,7 +12,7 @@ from memsheet.arith import Count, agreed, at_least, maximum, minimum, round_up, 
 from memsheet.formulas.sharding.partitioned_buckets import ALIGNMENT, BUCKETS, Buckets
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.resident_state import Host
-from memsheet.formulas.states.held import Held, module_of, row_scales
+from memsheet.formulas.states.held import HeldTensor, module_of, row_scales
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
 from memsheet.frozen import dataclass
@@ -31,7 +31,7 @@ class Zero:
     """The counts that every question below asks for, in elements."""
 
     plan: Plan
-    parameters: tuple[Held, ...]
+    parameters: tuple[HeldTensor, ...]
     buckets: Buckets
     ranks: Count
     total: Count  # that train
@@ -59,7 +59,7 @@ class Zero:
         return offloaded_partition_elements(self.shard, self.plan, self.buckets)
 
 
-def zero_of(plan: Plan, parameters: tuple[Held, ...], buckets: Buckets = BUCKETS) -> Zero:
+def zero_of(plan: Plan, parameters: tuple[HeldTensor, ...], buckets: Buckets = BUCKETS) -> Zero:
     """The counts of a plan."""
     trained = [h for h in parameters if h.trains]
     ranks = plan.mesh.sharded
@@ -119,9 +119,11 @@ def moment_bytes(elements: Count, plan: Plan) -> Count:
     return count * plan.precision.moments.nbytes(elements)
 
 
-def flat_tensor(elements: Count) -> Held:
+def flat_tensor(elements: Count) -> HeldTensor:
     """The partition as the one tensor that an optimizer is handed, no part of it known as embeddings."""
-    return Held(path=PARTITION_NAME, shape=(elements,), dtype=FP32, trains=True, role=Role.OTHER, times=1)
+    return HeldTensor(
+        path=PARTITION_NAME, shape=(elements,), dtype=FP32, trains=True, role=Role.OTHER, times=1
+    )
 
 
 PARTITION_NAME = "zero/fp32_partition"

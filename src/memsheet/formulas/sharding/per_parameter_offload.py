@@ -13,7 +13,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.sharding.per_parameter_sizes import dim0_shard
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.gradients import unreduced_gradients
-from memsheet.formulas.states.held import Held, gradient_dtype
+from memsheet.formulas.states.held import HeldTensor, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.frozen import replace
@@ -23,7 +23,7 @@ from memsheet.sheet import Component
 
 
 def cpu_offload_resident_state(
-    kept: ResidentState, plan: Plan, parameters: tuple[Held, ...]
+    kept: ResidentState, plan: Plan, parameters: tuple[HeldTensor, ...]
 ) -> ResidentState:
     """What is left on the device of ``kept``: buffers, gathered groups and what reduces their gradients.
 
@@ -64,7 +64,7 @@ def cpu_offload_resident_state(
         "pinned ones too"
     ),
 )
-def host_memory(plan: Plan, parameters: tuple[Held, ...]) -> Host:
+def host_memory(plan: Plan, parameters: tuple[HeldTensor, ...]) -> Host:
     """Parameters and gradients pinned, optimizer states (made by the optimizer on the host) pageable."""
     pinned: list[Count] = []
     pageable: Count = 0

@@ -36,7 +36,7 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
 from memsheet.formulas.sharding.pipelined_units import pipelined_overhead
 from memsheet.formulas.sharding.resident_state import ResidentState, with_hosted_activations
 from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
-from memsheet.formulas.states.held import Held, module_of
+from memsheet.formulas.states.held import HeldTensor, module_of
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
@@ -208,7 +208,7 @@ def loss_reduces_table(plan: Plan, walk: StageLayers) -> bool:
     return walk.tied and fsdp_wrapping(plan).loss_reduces and plan.loss is Loss.CHUNKED
 
 
-def _root_group(embeddings: Group | None, parameters: tuple[Held, ...]) -> Group | None:
+def _root_group(embeddings: Group | None, parameters: tuple[HeldTensor, ...]) -> Group | None:
     """Parameters of no other group, whose forward comes with the embeddings'."""
     return replace(embeddings, name=ROOT, parameters=parameters) if embeddings and parameters else None
 
@@ -531,13 +531,15 @@ class Copies:
 # ---- the algorithm -----------------------------------------------------------------------------------------
 
 
-def _engine_overhead(plan: Plan, engine: Engine, _: tuple[Held, ...], stage: StageLayers) -> ShardingOverhead:
+def _engine_overhead(
+    plan: Plan, engine: Engine, _: tuple[HeldTensor, ...], stage: StageLayers
+) -> ShardingOverhead:
     rooted = engine.roots_frozen_ends and plan.adapter is not None
     return per_parameter_overhead(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)
 
 
 def _offloaded(
-    kept: ResidentState, plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]
+    kept: ResidentState, plan: Plan, stage: StageLayers, parameters: tuple[HeldTensor, ...]
 ) -> ResidentState:
     return with_hosted_activations(cpu_offload_resident_state(kept, plan, parameters), stage)
 
@@ -548,7 +550,7 @@ def _grouping_notes(model: ModelSpec) -> tuple[str, ...]:
     return (*wrapping_notes(model), *((said,) if said else ()))
 
 
-def _padding_notes(parameters: tuple[Held, ...], plan: Plan) -> tuple[str, ...]:
+def _padding_notes(parameters: tuple[HeldTensor, ...], plan: Plan) -> tuple[str, ...]:
     """That a tensor with fewer rows than there are ranks is gathered at as many rows as ranks, where this
     is more than the others are in all (_fsdp_param.py:298-320, 616-628).
     """

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.sharding.overhead import single_row
-from memsheet.formulas.states.held import Held, gradient_dtype, module_of, tensors_on_rank
+from memsheet.formulas.states.held import HeldTensor, gradient_dtype, module_of, tensors_on_rank
 from memsheet.formulas.states.held_shapes import elements_of
 from memsheet.formulas.states.params import fold_path_indices, tower_tensors
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
@@ -47,7 +47,7 @@ def dim0_gathered(shape: tuple[Count, ...], ranks: Count) -> Count:
     return dim0_shard(shape, ranks) * ranks
 
 
-def trainable_parameters(group: Group) -> tuple[Held, ...]:
+def trainable_parameters(group: Group) -> tuple[HeldTensor, ...]:
     return tuple(h for h in group.parameters if h.trains)
 
 
@@ -63,7 +63,7 @@ def gathered_bytes(group: Group, plan: Plan) -> Count:
     )
 
 
-def mixed_precision_dtype(h: Held, plan: Plan) -> DType:
+def mixed_precision_dtype(h: HeldTensor, plan: Plan) -> DType:
     """What the policy casts a parameter to: anything floating, adapters too (_fsdp_param.py,
     init_dtype_attrs).
     """
@@ -100,7 +100,7 @@ def with_rooted_norms(stage: StageLayers) -> StageLayers:
     return replace(stage, head=replace(stage.head, parameters=own), rest=(*stage.rest, *stage.outer_norms))
 
 
-def reduced_rest(stage: StageLayers) -> tuple[Held, ...]:
+def reduced_rest(stage: StageLayers) -> tuple[HeldTensor, ...]:
     """The root's own parameters that a step gives gradients."""
     made = {path for end in (stage.embeddings, stage.head) if end for _, path in end.gradients.held}
     return tuple(h for h in stage.rest if h.trains and (stage.graded or module_of(h.path) in made))
@@ -166,7 +166,7 @@ def _rest_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
     cites=TORCH_FSDP2,
     at="_fsdp_param_group.py:606-612: without gradient sync the whole gradients stay, in the reduce dtype",
 )
-def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
+def unsynced_gradient_bytes(parameters: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """What accumulates on every rank when only the last micro-batch reduces gradients (accelerate's
     no_sync). Of a head that the loss reduces it is the rank's part.
     """

@@ -8,7 +8,7 @@ from memsheet.formulas.sharding.by_tensor import algorithm_by_tensor
 from memsheet.formulas.sharding.division import Division
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
 from memsheet.formulas.states.gradients import accumulates_gradients
-from memsheet.formulas.states.held import Held, gradient_dtype
+from memsheet.formulas.states.held import HeldTensor, gradient_dtype
 from memsheet.formulas.tapes.bytes_by_path import EMPTY
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_DDP, formula
@@ -16,7 +16,7 @@ from memsheet.sheet import Component
 
 
 @formula(cites=TORCH_DDP, at="initialize_buckets: flat buffers of one gradient copy, made in the constructor")
-def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
+def ddp_buckets(parameters: tuple[HeldTensor, ...], plan: Plan) -> Count:
     """Bytes of DistributedDataParallel's buckets, besides the gradients themselves (gradient_as_bucket_view
     is off by default): of all that ask for a gradient, those too that no step comes to.
     """
@@ -24,7 +24,7 @@ def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
     return sum(h.times * gradient_dtype(h, plan).nbytes(h.elements) for h in asking)
 
 
-def ddp_overhead(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:
+def ddp_overhead(plan: Plan, parameters: tuple[HeldTensor, ...]) -> ShardingOverhead:
     """Nothing is gathered; autograd's own gradients stay until the step. Several replicas add DDP's
     buckets.
     """

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import lcm
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, round_up, where
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Role
@@ -54,7 +54,7 @@ def steps_with_muon(plan: Plan) -> bool:
     return plan.optimizer is not None and plan.optimizer.name is OptimizerName.MUON
 
 
-def is_orthogonalized(held: Held, plan: Plan) -> bool:
+def is_orthogonalized(held: HeldTensor, plan: Plan) -> bool:
     """Whether Muon steps a tensor: matrices of layers, each expert's too; not embeddings, nor the head."""
     return steps_with_muon(plan) and held.role in (Role.LINEAR, Role.EXPERT, Role.ROUTER)
 

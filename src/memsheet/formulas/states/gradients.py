@@ -5,7 +5,7 @@ makes.
 from __future__ import annotations
 
 from memsheet.arith import Count, agreed
-from memsheet.formulas.states.held import Held, gradient_dtype, module_of
+from memsheet.formulas.states.held import HeldTensor, gradient_dtype, module_of
 from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key
 from memsheet.plan.engine import Engine
@@ -50,7 +50,7 @@ def unreduced_gradients(resident: BytesByPath) -> BytesByPath:
     return BytesByPath.of(pair for pair in resident.held.items() if pair[0] == UNSYNCED)
 
 
-def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> BytesByPath:
+def gradient_bag(parameters: tuple[tuple[HeldTensor, Count], ...], plan: Plan) -> BytesByPath:
     """All gradients as they stand before the optimizer's step."""
     return BytesByPath.of(
         ((Component.GRADIENTS, module_of(h.path)), h.times * gradient_dtype(h, plan).nbytes(elements))
@@ -62,7 +62,9 @@ def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Byte
     cites=MEGATRON_MASTER,
     at="_copy_model_grads_to_main_grads: a gradient is cast, then let go, one parameter after another",
 )
-def master_copy_step_moments(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> list[BytesByPath]:
+def master_copy_step_moments(
+    parameters: tuple[tuple[HeldTensor, Count], ...], plan: Plan
+) -> list[BytesByPath]:
     """Moments of an optimizer with copies in higher precision: each gradient beside its own copy, then all
     copies while they are stepped.
 

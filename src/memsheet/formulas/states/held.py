@@ -41,7 +41,7 @@ WHOLE = Mesh()
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensor:
     """A parameter tensor as one rank holds it: its module path, shape, storage and whether it trains.
     ``unreached``: it would, and no step comes to it.
     """
@@ -65,17 +65,17 @@ def module_of(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class WholeRoles:
     """What an engine keeps whole under tensor parallelism."""
 
     roles: frozenset[Role] = frozenset()
     latent_attention: bool = False
 
 
-NOTHING_WHOLE = Keeping()
+NOTHING_WHOLE = WholeRoles()
 
 
-def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = NOTHING_WHOLE) -> Iterator[Held]:
+def held_tensors(spec: ModelSpec, plan: Plan, keeping: WholeRoles = NOTHING_WHOLE) -> Iterator[HeldTensor]:
     """Every parameter tensor of a stage as a tensor-parallel rank holds it, adapters included."""
     whole = _latent_paths(spec) if keeping.latent_attention else frozenset()
     idle = {path for path, _, _ in tower_tensors(spec)}
@@ -87,7 +87,7 @@ def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = NOTHING_WHOLE) 
 
 def tensors_on_rank(
     path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False
-) -> Iterator[Held]:
+) -> Iterator[HeldTensor]:
     """One tensor as a rank holds it, and the adapter matrices beside it."""
     found = _tensor_and_adapters(path, weight, times, plan, uncut=uncut)
     if not gets_no_gradient(weight, plan):
@@ -97,7 +97,7 @@ def tensors_on_rank(
     return (replace(one, trains=False) for one in found)
 
 
-def _unreached(held: Held, plan: Plan) -> Held:
+def _unreached(held: HeldTensor, plan: Plan) -> HeldTensor:
     """A tensor that no gradient comes to, of a model that asks for it unless its base is frozen."""
     return replace(held, trains=False, unreached=held.trains and plan.adapter is None)
 
@@ -115,15 +115,17 @@ def gets_no_gradient(weight: Weight, plan: Plan) -> bool:
             return plan.adapter is None
 
 
-def _tensor_and_adapters(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool) -> Iterator[Held]:
+def _tensor_and_adapters(
+    path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool
+) -> Iterator[HeldTensor]:
     shape = held_shape(weight, WHOLE if uncut else plan.mesh, plan.vocab_multiple)
     shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
     if plan.adapter and weight.adapter:
-        yield Held(path, shape, plan.adapter.dtype, True, weight.role, times)
+        yield HeldTensor(path, shape, plan.adapter.dtype, True, weight.role, times)
         if plan.adapter.kind is AdapterKind.LN_TUNING:  # beside the norm that it is a copy of
-            yield Held(path, shape, plan.precision.parameters, False, weight.role, times)
+            yield HeldTensor(path, shape, plan.precision.parameters, False, weight.role, times)
         return
-    yield Held(
+    yield HeldTensor(
         path, shape, parameter_storage_dtype(path, weight, plan), plan.adapter is None, weight.role, times
     )
     adapter = plan.adapter
@@ -137,7 +139,7 @@ def _tensor_and_adapters(path: str, weight: Weight, times: int, plan: Plan, *, u
     if (
         name in adapter.full_modules
     ):  # peft utils/other.py, ModulesToSaveWrapper.update: a deep copy, which is trained
-        yield Held(
+        yield HeldTensor(
             f"{module_of(path)}.modules_to_save.weight",
             shape,
             plan.precision.parameters,
@@ -158,10 +160,14 @@ def _latent_paths(spec: ModelSpec) -> frozenset[str]:
     )
 
 
-def _embedding_matrices(path: str, shape: tuple[Count, ...], adapter: Adapter, times: int) -> Iterator[Held]:
+def _embedding_matrices(
+    path: str, shape: tuple[Count, ...], adapter: Adapter, times: int
+) -> Iterator[HeldTensor]:
     """A of rank x words and B of width x rank (peft 0.21.2 tuners/lora/layer.py:1243-1246, Embedding)."""
     for name, size in (("A", (adapter.rank, shape[0])), ("B", (shape[1], adapter.rank))):
-        yield Held(f"{module_of(path)}.lora_embedding_{name}", size, adapter.dtype, True, Role.LINEAR, times)
+        yield HeldTensor(
+            f"{module_of(path)}.lora_embedding_{name}", size, adapter.dtype, True, Role.LINEAR, times
+        )
 
 
 @formula(
@@ -171,29 +177,29 @@ def _embedding_matrices(path: str, shape: tuple[Count, ...], adapter: Adapter, t
         "LoRA-FA trains B alone; IA3 has a factor for each output or input (arXiv:2205.05638, 3.3)"
     ),
 )
-def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[Held]:
+def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[HeldTensor]:
     assert plan.adapter is not None
     module, rank, dtype, kind = module_of(path), plan.adapter.rank, plan.adapter.dtype, plan.adapter.kind
     if kind is AdapterKind.IA3:
         elements = shape[1] if module.rpartition(".")[2] in IA3_INPUTS else shape[0]
-        yield Held(f"{module}.ia3_l", (elements,), dtype, True, Role.LINEAR, times)
+        yield HeldTensor(f"{module}.ia3_l", (elements,), dtype, True, Role.LINEAR, times)
         return
     if kind is AdapterKind.OFT:
         number, size = rotated_blocks(int(shape[1]), plan.adapter.block_size)
         above = (number, size * (size - 1) // 2)
-        yield Held(f"{module}.oft_R.weight", above, dtype, True, Role.LINEAR, times)
+        yield HeldTensor(f"{module}.oft_R.weight", above, dtype, True, Role.LINEAR, times)
         for name in ("rows", "cols"):  # of the upper triangle
-            yield Held(f"{module}.oft_R.{name}", above[1:], INT64, False, Role.BUFFER, times)
+            yield HeldTensor(f"{module}.oft_R.{name}", above[1:], INT64, False, Role.BUFFER, times)
         return
     if kind.whole_product:
         for name, factor in whole_factors(kind, int(shape[0]), int(shape[1]), int(rank)):
-            yield Held(f"{module}.{name}", factor, dtype, True, Role.LINEAR, times)
+            yield HeldTensor(f"{module}.{name}", factor, dtype, True, Role.LINEAR, times)
         return
     if kind is AdapterKind.VERA:
-        yield Held(f"{module}.vera_lambda_d", (rank,), dtype, True, Role.LINEAR, times)
-        yield Held(f"{module}.vera_lambda_b", (shape[0],), dtype, True, Role.LINEAR, times)
+        yield HeldTensor(f"{module}.vera_lambda_d", (rank,), dtype, True, Role.LINEAR, times)
+        yield HeldTensor(f"{module}.vera_lambda_b", (shape[0],), dtype, True, Role.LINEAR, times)
         return
-    yield Held(
+    yield HeldTensor(
         f"{module}.lora_A.weight",
         (rank, shape[1]),
         dtype,
@@ -201,12 +207,14 @@ def _lora_matrices(path: str, shape: tuple[Count, ...], plan: Plan, times: int) 
         Role.LINEAR,
         times,
     )
-    yield Held(f"{module}.lora_B.weight", (shape[0], rank), dtype, True, Role.LINEAR, times)
+    yield HeldTensor(f"{module}.lora_B.weight", (shape[0], rank), dtype, True, Role.LINEAR, times)
     if kind is AdapterKind.ADALORA:
-        yield Held(f"{module}.lora_E", (rank, 1), dtype, True, Role.LINEAR, times)
-        yield Held(f"{module}.ranknum", (1,), dtype, True, Role.LINEAR, times)
+        yield HeldTensor(f"{module}.lora_E", (rank, 1), dtype, True, Role.LINEAR, times)
+        yield HeldTensor(f"{module}.ranknum", (1,), dtype, True, Role.LINEAR, times)
     if kind is AdapterKind.DORA:
-        yield Held(f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times)
+        yield HeldTensor(
+            f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times
+        )
 
 
 def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
@@ -224,13 +232,13 @@ def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
     return (said,) if experts else ()
 
 
-def whole_parameter(held: Held, _: Plan) -> Count:
+def whole_parameter(held: HeldTensor, _: Plan) -> Count:
     """Elements of a parameter on a rank where data-parallel ranks do not divide it."""
     return held.elements
 
 
 @formula(cites=LLM_INT8, at="section 3.1: one fp32 constant a row of an int8 matrix")
-def row_scales(held: Held) -> Count:
+def row_scales(held: HeldTensor) -> Count:
     """Bytes of the scales that int8 storage keeps for each row of a matrix; other formats carry theirs in the
     dtype.
     """
@@ -245,8 +253,8 @@ def row_scales(held: Held) -> Count:
 def parameter_bytes(
     spec: ModelSpec,
     plan: Plan,
-    tensors_held: tuple[Held, ...],
-    shard: Callable[[Held, Plan], Count] = whole_parameter,
+    tensors_held: tuple[HeldTensor, ...],
+    shard: Callable[[HeldTensor, Plan], Count] = whole_parameter,
 ) -> dict[tuple[Component, str], Count]:
     """Parameters (and buffers) kept on one rank between steps. ``shard``: elements of each."""
     result: dict[tuple[Component, str], Count] = {}
@@ -270,7 +278,7 @@ def _add_to_bag(bag: dict[tuple[Component, str], Count], key: tuple[Component, s
     bag[key] = bag[key] + size if key in bag else size
 
 
-def gradient_dtype(held: Held, plan: Plan) -> DType:
+def gradient_dtype(held: HeldTensor, plan: Plan) -> DType:
     """Gradients have the declared dtype; those of adapters the adapters' own."""
     return held.dtype if plan.adapter else plan.precision.gradients
 
@@ -279,7 +287,7 @@ def gradient_dtype(held: Held, plan: Plan) -> DType:
     cites=EIGHT_BIT,
     at="section 2.1: 8-bit states with one fp32 maximum a block; embeddings stay in 32 bits (section 2.3)",
 )
-def eight_bit_states(held: Held, elements: Count, *, alike: bool = False) -> Count:
+def eight_bit_states(held: HeldTensor, elements: Count, *, alike: bool = False) -> Count:
     """Two moments of a tensor under a block-wise 8-bit optimizer. ``alike``: embeddings are no exception."""
     whole = FP32.nbytes(elements)
     if held.role is Role.EMBEDDING and not alike:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from memsheet.arith import Count
-from memsheet.formulas.states.held import Held, gradient_dtype, tensors_on_rank
+from memsheet.formulas.states.held import HeldTensor, gradient_dtype, tensors_on_rank
 from memsheet.formulas.states.optimizers import states_without_gradient
 from memsheet.formulas.states.params import tower_tensors, unreached_tensors
 from memsheet.formulas.tapes.bytes_by_path import Key
@@ -38,8 +38,8 @@ IDLE: tuple[tuple[Key, str, Listed], ...] = (
     (UNREACHED, UNREACHED_NOTE, unreached_tensors),
 )
 """What gets no gradient: the row that it adds to the states, what is said of it, and its tensors."""
-Shard = Callable[[Held, Plan], Count]
-Made = Callable[[Held, Count], Count]
+Shard = Callable[[HeldTensor, Plan], Count]
+Made = Callable[[HeldTensor, Count], Count]
 """Bytes of an optimizer's states for a tensor of so many elements on a rank."""
 
 
@@ -71,7 +71,9 @@ def trained_bytes(
     return total
 
 
-def _idle_tensors(model: ModelSpec, plan: Plan, shard: Shard, listed: Listed) -> Iterator[tuple[Held, Count]]:
+def _idle_tensors(
+    model: ModelSpec, plan: Plan, shard: Shard, listed: Listed
+) -> Iterator[tuple[HeldTensor, Count]]:
     for path, weight, times in listed(model):
         for one in tensors_on_rank(path, weight, times, plan):
             yield one, shard(one, plan)

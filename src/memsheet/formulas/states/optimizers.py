@@ -12,7 +12,7 @@ from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
 from memsheet.errors import Problem
-from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, Held, eight_bit_states, torchao_states
+from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, HeldTensor, eight_bit_states, torchao_states
 from memsheet.formulas.tapes.evaluate import Stepped
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, INT4, INT8_ADAM, DType
@@ -31,7 +31,7 @@ from memsheet.references import (
     formula,
 )
 
-Parameters = tuple[tuple[Held, Count], ...]
+Parameters = tuple[tuple[HeldTensor, Count], ...]
 """Tensors that train, with the elements a rank keeps of each."""
 Name, Way = OptimizerName, Implementation
 
@@ -41,7 +41,7 @@ PAGED_MINIMUM = 100_000
 """Smaller tensors have states of the ordinary kind (bitsandbytes optim/optimizer.py:383)."""
 
 
-def moments_dtype(held: Held, plan: Plan) -> DType:
+def moments_dtype(held: HeldTensor, plan: Plan) -> DType:
     """What moments are kept in that have the parameter's own dtype: beside adapters that of each trained
     tensor.
     """
@@ -63,7 +63,7 @@ def keeps_wide_moments(plan: Plan) -> bool:
 
 
 @formula(cites=TORCH_OPTIM, at="_init_group: exp_avg and exp_avg_sq like the parameter, a step count each")
-def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Count = 0) -> Count:
+def optimizer_bytes(held: HeldTensor, elements: Count, plan: Plan, head_elements: Count = 0) -> Count:
     """Optimizer states of one tensor of which the rank keeps ``elements``, as torch's allocator has them.
 
     ``head_elements``: of the block that Adam-mini takes for a head of queries or keys.
@@ -120,7 +120,7 @@ def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
 
 
 @formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer")
-def paged_bytes(held: Held, elements: Count, plan: Plan) -> Count:
+def paged_bytes(held: HeldTensor, elements: Count, plan: Plan) -> Count:
     """States in memory that driver and host share page by page, outside torch's allocator."""
     return (
         _paged_moment_bytes(held, elements, plan)[1]
@@ -133,7 +133,7 @@ def paged_bytes(held: Held, elements: Count, plan: Plan) -> Count:
     cites=BITSANDBYTES,
     at="optim/optimizer.py:374-390, 492-531: large states come from cudaMallocManaged, their maxima do not",
 )
-def _paged_moment_bytes(held: Held, elements: Count, plan: Plan) -> tuple[Count, Count]:
+def _paged_moment_bytes(held: HeldTensor, elements: Count, plan: Plan) -> tuple[Count, Count]:
     """States of a tensor: bytes on the device, and bytes in pages."""
     assert plan.optimizer is not None
     each = STATES_EACH.get(plan.optimizer.name, 2)
@@ -152,7 +152,7 @@ def _paged_moment_bytes(held: Held, elements: Count, plan: Plan) -> tuple[Count,
     cites=ADAFACTOR,
     at="section 4: a sum of rows and a sum of columns stand for the second moments of a matrix",
 )
-def adafactor_states(held: Held, elements: Count, dtype: DType) -> Count:
+def adafactor_states(held: HeldTensor, elements: Count, dtype: DType) -> Count:
     """Without a first moment. fp32 in transformers' code, the gradient's dtype in torch's."""
     if len(held.shape) < 2:
         return dtype.nbytes(elements)
@@ -167,7 +167,7 @@ def adafactor_states(held: Held, elements: Count, dtype: DType) -> Count:
     ),
     counts="int",
 )
-def is_muon_stepped(held: Held) -> bool:
+def is_muon_stepped(held: HeldTensor) -> bool:
     """Whether Muon steps a tensor, and not the AdamW beside it."""
     return held.role is Role.LINEAR and len(held.shape) == 2
 
@@ -207,7 +207,7 @@ class Blocks(Enum):
     ),
     counts="int",
 )
-def adam_mini_cut(held: Held) -> Blocks:
+def adam_mini_cut(held: HeldTensor) -> Blocks:
     """What the blocks of a tensor are."""
     name = held.path.lower()
     if "bias" in name:
@@ -224,7 +224,7 @@ def adam_mini_cut(held: Held) -> Blocks:
         "element of a bias"
     ),
 )
-def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: Count) -> Count:
+def adam_mini_blocks(held: HeldTensor, elements: Count, dtype: DType, head_elements: Count) -> Count:
     """Second moments, one a block."""
     match adam_mini_cut(held):
         case Blocks.ELEMENTS:
@@ -242,10 +242,10 @@ def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: C
     at="adam_mini.py: m.view(-1, head_numel); m[0:rows, 0:1] and its view as (rows, 1)",
     counts="int",
 )
-def adam_mini_problems(tensors: Iterable[Held], model: ModelSpec) -> Iterator[Problem]:
+def adam_mini_problems(tensors: Iterable[HeldTensor], model: ModelSpec) -> Iterator[Problem]:
     """Tensors that it cannot cut: each is a view that torch refuses at the first step."""
     head, field, hint = head_elements(model), "optimizer.name", "another optimizer"
-    found = dict[str, Held]()
+    found = dict[str, HeldTensor]()
     for held in tensors:
         cut = adam_mini_cut(held)
         if cut is Blocks.HEADS and held.elements % head:
@@ -262,7 +262,7 @@ def adam_mini_problems(tensors: Iterable[Held], model: ModelSpec) -> Iterator[Pr
     cites=ADAM_MINI,
     at="adam_mini.py step, last branch: the state is made before it is asked whether there is a gradient",
 )
-def states_without_gradient(held: Held, elements: Count, plan: Plan) -> Count:
+def states_without_gradient(held: HeldTensor, elements: Count, plan: Plan) -> Count:
     """States of a tensor that gets no gradient; other optimizers make none."""
     if (
         plan.optimizer is None
@@ -289,7 +289,7 @@ def head_elements(model: ModelSpec) -> Count:
     at="galore_torch: matrices of the layers that are named, which are all linear layers of blocks",
     counts="int",
 )
-def is_galore_projected(held: Held) -> bool:
+def is_galore_projected(held: HeldTensor) -> bool:
     """Whether GaLore keeps a projection of a tensor."""
     return held.role is Role.LINEAR and len(held.shape) == 2
 
@@ -301,7 +301,7 @@ def is_galore_projected(held: Held) -> bool:
         "is left of it"
     ),
 )
-def galore_states(held: Held, plan: Plan, dtype: DType) -> Count:
+def galore_states(held: HeldTensor, plan: Plan, dtype: DType) -> Count:
     """In fp32 the projection is a view of all singular vectors, which stay; elsewhere a copy of what it
     needs.
     """
@@ -309,7 +309,7 @@ def galore_states(held: Held, plan: Plan, dtype: DType) -> Count:
     return dtype.nbytes((short if dtype is FP32 else rank) * short) + 2 * dtype.nbytes(rank * long)
 
 
-def _galore_matrix_sides(held: Held, plan: Plan) -> tuple[Count, Count, Count]:
+def _galore_matrix_sides(held: HeldTensor, plan: Plan) -> tuple[Count, Count, Count]:
     """The shorter and the longer side of a matrix, and the rank that is kept of it."""
     assert plan.optimizer is not None
     short, long = minimum(*held.shape), maximum(*held.shape)
@@ -331,7 +331,7 @@ class Work:
     left: int = 0
     wide: bool = False
 
-    def dtype(self, held: Held, plan: Plan) -> DType:
+    def dtype(self, held: HeldTensor, plan: Plan) -> DType:
         """What a copy of a tensor has."""
         return FP32 if self.wide else moments_dtype(held, plan)
 
@@ -446,7 +446,7 @@ def _previously_stepped_tensors(repeated: Sequence[bool]) -> list[list[int]]:
     cites=ADAFACTOR,
     at="transformers optimization.py:1195-1222: gradient and parameter as fp32 copies where they are lower",
 )
-def fp32_copy_bytes(held: Held, elements: Count, plan: Plan) -> Count:
+def fp32_copy_bytes(held: HeldTensor, elements: Count, plan: Plan) -> Count:
     kept = held.dtype if plan.adapter else plan.precision.master_weights or plan.precision.parameters
     low = plan.precision.gradients if plan.precision.master_weights is None and not plan.adapter else kept
     return sum(FP32.nbytes(elements) for dtype in (kept, low) if dtype is not FP32)
@@ -459,7 +459,7 @@ def fp32_copy_bytes(held: Held, elements: Count, plan: Plan) -> Count:
         "in bf16"
     ),
 )
-def muon_scratch(held: Held, plan: Plan) -> Count:
+def muon_scratch(held: HeldTensor, plan: Plan) -> Count:
     short, long = minimum(*held.shape), maximum(*held.shape)
     return moments_dtype(held, plan).nbytes(short * long) + BF16.nbytes(2 * short * long + 2 * short * short)
 
@@ -471,7 +471,7 @@ def muon_scratch(held: Held, plan: Plan) -> Count:
         "one of them"
     ),
 )
-def galore_scratch(held: Held, elements: Count, plan: Plan) -> Count:
+def galore_scratch(held: HeldTensor, elements: Count, plan: Plan) -> Count:
     """Every 200 steps a projected tensor's gradient is decomposed anew; the solver's workspace is not
     counted.
     """
@@ -491,7 +491,7 @@ def galore_scratch(held: Held, elements: Count, plan: Plan) -> Count:
         "root beside it"
     ),
 )
-def lora_fa_scratch(held: Held, elements: Count) -> Count:
+def lora_fa_scratch(held: HeldTensor, elements: Count) -> Count:
     return maximum(3 * BF16.nbytes(elements), BF16.nbytes(elements) + 2 * held.dtype.nbytes(elements))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from memsheet.arith import Count, not_alike, where
+from memsheet.arith import Count, mixed_stratum, where
 from memsheet.formulas.tapes.bytes_by_path import (
     EMPTY,
     WHOLE,
@@ -146,7 +146,7 @@ def parts_laid_together(found: Sequence[Part], parts: Together) -> Part:
     """
     first = found[0]
     if any(one.keeps_input != first.keeps_input or len(one.hosted) != len(first.hosted) for one in found[1:]):
-        not_alike()
+        mixed_stratum()
     bags: dict[str, Any] = {
         name: bags_laid_together([getattr(one, name) for one in found], parts)
         for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "lingers")

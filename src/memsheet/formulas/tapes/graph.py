@@ -94,7 +94,7 @@ class Copied:
     dtype: DType
 
 
-class Joined(Enum):
+class GradientSum(Enum):
     """Whether a parameter's gradient is added to another of its gradients (a tied table)."""
 
     NO = "no"
@@ -109,7 +109,9 @@ class Leaf:
 
     __slots__ = ("dtype", "joined", "path", "shape")
 
-    def __init__(self, path: str, shape: Shape, dtype: DType, *, joined: Joined = Joined.NO) -> None:
+    def __init__(
+        self, path: str, shape: Shape, dtype: DType, *, joined: GradientSum = GradientSum.NO
+    ) -> None:
         self.path = path
         self.shape = shape
         self.dtype = dtype
@@ -286,7 +288,13 @@ class Graph:
             self._held.append(g.storage)
 
     def parameter(
-        self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO
+        self,
+        path: str,
+        shape: Shape,
+        dtype: DType,
+        *,
+        trains: bool = True,
+        joined: GradientSum = GradientSum.NO,
     ) -> Tensor:
         return Tensor(
             None, shape, dtype, Leaf(path, shape, dtype, joined=joined) if trains else None, stays=True
@@ -378,12 +386,12 @@ class Graph:
         x = Tensor(kept[0] if kept else self.storage("/input", *meta), *meta, source)
         moves, self.offloads = self.offloads, False  # a checkpoint's own hooks come first
         self.pass_, self.in_backward = Pass.RECOMPUTED, True
-        before = self._made()
+        before = self._live_gradients()
         out = run(x)
         self._cache.clear()
         root = (out.node, out.port) if out.node else None
         del out, x
-        self._recomputed |= self._made() - before
+        self._recomputed |= self._live_gradients() - before
         pending = self._play(root, arrived.pop()) if root else {}
         self.pass_, self.in_backward, self.offloads = Pass.PLAIN, False, moves
         return next(iter(pending[source].values())) if source in pending else None
@@ -457,13 +465,13 @@ class Graph:
         while any(node.order for node in pending):
             node = max(pending, key=lambda n: n.order)
             if self._waiting is None and node.saved:
-                self._waiting = self._made()
+                self._waiting = self._live_gradients()
             grads = self._run(node, pending.pop(node))
             for edge in node.edges:
                 self._deliver(pending, edge, grads.pop(0))
         return pending
 
-    def _made(self) -> frozenset[int]:
+    def _live_gradients(self) -> frozenset[int]:
         """What backward has made so far and is still there."""
         made = {i for event, i in self.log if event is Event.ALLOC}
         return frozenset(made - {i for event, i in self.log if event is Event.FREE})
@@ -525,16 +533,16 @@ class Graph:
         """A parameter's gradient is there. What stays of it until backward is over, or is added to one that
         is resident, is logged.
         """
-        total = self.grad(grad.shape, grad.dtype) if leaf.joined is Joined.ANEW else None
+        total = self.grad(grad.shape, grad.dtype) if leaf.joined is GradientSum.ANEW else None
         del total
-        if leaf.joined not in (Joined.WAITS, Joined.IN_PLACE):
+        if leaf.joined not in (GradientSum.WAITS, GradientSum.IN_PLACE):
             self.entries[storage.index] = replace(
                 self.entries[storage.index], path=leaf.module, gradient=True
             )
-        if leaf.joined is Joined.CUT:
+        if leaf.joined is GradientSum.CUT:
             storage = self.storage("embeddings/clone", leaf.shape, grad.dtype)  # by the group that reduces it
         self.log.append((Event.GRADIENT, storage.index))
-        if leaf.joined in (Joined.NO, Joined.WAITS, Joined.CUT):
+        if leaf.joined in (GradientSum.NO, GradientSum.WAITS, GradientSum.CUT):
             self._gradients.append(storage)
 
 

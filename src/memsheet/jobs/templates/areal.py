@@ -29,7 +29,7 @@ from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.launch_values import is_switched_on
 from memsheet.jobs.templates.planned import (
     SCHEMA,
-    Made,
+    JobDraft,
     Sizes,
     card_count,
     extra_item,
@@ -70,7 +70,7 @@ PLAIN = (
 """Of a server's group, what moves no byte beside the model's own."""
 
 
-def areal_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+def areal_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> JobDraft | None:
     """The job of a configuration's values. ``plan``: of the actor, as its own sheet has it. None where a
     role's engine is no known one.
     """
@@ -114,7 +114,7 @@ def areal_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes)
     left = server.left_words if server else ()
     padded = is_switched_on(values, "actor.pad_to_maximum")
     shared = 1 if engine.is_megatron else engine.degrees["c"]
-    return Made(document, left, shorter_rows=not padded, row_ranks=shared)
+    return JobDraft(document, left, shorter_rows=not padded, row_ranks=shared)
 
 
 def _divides_words(engine: Engine) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET, Values
-from memsheet.jobs.templates.planned import Made, planned_actor, planned_reference
+from memsheet.jobs.templates.planned import JobDraft, planned_actor, planned_reference
 
 ANSWER, CUTOFF = 1024, 2048
 """``max_new_tokens`` (hparams/generating_args.py), ``cutoff_len`` (hparams/data_args.py:40) by themselves."""
@@ -28,7 +28,7 @@ BUFFERED = "answers of a step are generated a micro-batch at a time"
 
 def factory_ppo_document(
     values: Values, plan: Mapping[str, Any], model: str, token_elements: int
-) -> Made | None:
+) -> JobDraft | None:
     """The job of ``stage: ppo``. ``plan``: of what trains; ``token_elements``: what one token adds to its
     cache. None where rows or lengths are no numbers.
     """
@@ -77,4 +77,4 @@ def factory_ppo_document(
         "phases": phases,
         "notes": [BUFFERED],
     }
-    return Made(document, tuple(words), shorter_rows=True, accounted=ACCOUNTED)
+    return JobDraft(document, tuple(words), shorter_rows=True, accounted=ACCOUNTED)

@@ -39,7 +39,7 @@ from memsheet.exchange.shared.launch_values import least_one
 from memsheet.jobs.templates.option import logits_key
 from memsheet.jobs.templates.planned import (
     SCHEMA,
-    Made,
+    JobDraft,
     Sizes,
     card_count,
     extra_item,
@@ -66,7 +66,7 @@ MORE = 12
 SHARE = 0.6
 
 
-def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> JobDraft | None:
     """The job of a configuration's values. ``plan``: of the policy, as its own sheet has it. None of other
     methods than these, of other servers, and where places are not said.
     """
@@ -100,7 +100,7 @@ def nemo_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Size
     }  # fmt: skip
     words = (*server.left_words, *_unread_words(values))
     over = (SGLANG_KEPT,) if _backend_of(values) == "sglang" and together else ()
-    return Made(document, words, shorter_rows=True, over_words=over)
+    return JobDraft(document, words, shorter_rows=True, over_words=over)
 
 
 METHODS = ("grpo", "ppo", "distillation")
@@ -112,7 +112,7 @@ distillation_math.yaml).
 """
 
 
-def _pairs_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+def _pairs_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> JobDraft | None:
     """DPO: both rows of every pair are one batch, as the plan has them, of the pass of the reference, whose
     weights are switched in, too (algorithms/dpo.py:336-342, 596-603). None where nobody says how many rows
     that is.
@@ -133,7 +133,7 @@ def _pairs_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes
     ]  # fmt: skip
     roles = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     name = f"nemo-rl-{PAIRS}"  # by which cures count a pair as one row
-    return Made({"schema": SCHEMA, "name": name, "roles": roles, "phases": phases}, shorter_rows=True)
+    return JobDraft({"schema": SCHEMA, "name": name, "roles": roles, "phases": phases}, shorter_rows=True)
 
 
 def _role_of_group(values: Values, role: str, group: str, model: str, ranks: int) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
 from memsheet.jobs.templates.option import logits_key
 from memsheet.jobs.templates.planned import (
     SCHEMA,
-    Made,
+    JobDraft,
     Sizes,
     extra_item,
     on_cards,
@@ -64,14 +64,14 @@ SIXTEEN_BITS = 2
 """Bytes of an element of what attention reads, whose kernel takes no other."""
 
 
-def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> JobDraft | None:
     """The job of a launch's values. ``plan``: of the model that trains, as its own sheet has it.
 
     None where the launch is no such job, or says a place or a share in no number.
     """
     actor, _ = planned_actor(plan)
     if training_program(values) == DPO:
-        return Made(_pairs_document(values, actor, model), shorter_rows=True)
+        return JobDraft(_pairs_document(values, actor, model), shorter_rows=True)
     placed = placed_roles(values) if is_rl(values) else None
     read = rank_micro_batch(values, "rollout")
     share = values.get("vllm.gpu_memory_utilization", SHARE)
@@ -88,7 +88,7 @@ def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
         "placement": {NAMES[role]: list(place) for role, place in placed.items()},
     }  # fmt: skip
     passed = frozenset({RING} if counted else ())
-    return Made(document, _left_open(values, placed), shorter_rows=True, accounted=passed, row_ranks=ring)
+    return JobDraft(document, _left_open(values, placed), shorter_rows=True, accounted=passed, row_ranks=ring)
 
 
 RING_SIZE, RING = "ds.ring_attn_size", "$.ring"

@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
     key_heads: int = 0
 
 
-class Held(NamedTuple):
+class TrainedBytes(NamedTuple):
     """Bytes of what trains on a card between its steps, and of all its weights in the dtype of products."""
 
     parameters: int
@@ -35,7 +35,7 @@ class Held(NamedTuple):
     weights: int
 
 
-class Made(NamedTuple):
+class JobDraft(NamedTuple):
     """A job that files start: its document, what of it stays open, in words, whether its rows are counted as
     long as the longest, which shorter ones may be, what else is counted that may not be there, further keys
     of the file that it accounts, roles that may be on other cards, and the key that would say a server's

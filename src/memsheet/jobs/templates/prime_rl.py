@@ -23,7 +23,7 @@ from memsheet.exchange.formats.prime_rl.places import (
 from memsheet.exchange.shared.file_format import Values
 from memsheet.jobs.templates.planned import (
     SCHEMA,
-    Made,
+    JobDraft,
     Sizes,
     card_count,
     extra_item,
@@ -48,7 +48,7 @@ UNDROPPED = "parts of layers that are recomputed are counted as kept"
 UNMOVED = "gradients and weights are counted whole, which leave the card as they come"
 
 
-def prime_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+def prime_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> JobDraft | None:
     """The job of a configuration's values. ``plan``: of the trainer, as its own sheet has it. None where
     cards are said in no number.
     """
@@ -71,7 +71,7 @@ def prime_rl_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
     over = {
         COMPILED: compiled, UNDROPPED: trainer_value(values, "ac.mode", "full") == "selective", UNMOVED: trains_on_host(values),
     }  # fmt: skip
-    return Made(
+    return JobDraft(
         document,
         (*server.left_words, *_unlike_servers(values)),
         shorter_rows=not is_supervised(values),

@@ -43,7 +43,7 @@ from memsheet.exchange.shared.launch_values import least_one
 from memsheet.jobs.templates.option import logits_key
 from memsheet.jobs.templates.planned import (
     SCHEMA,
-    Made,
+    JobDraft,
     Sizes,
     card_count,
     extra_item,
@@ -80,7 +80,7 @@ BUFFER_MIB = 1024
 NO_NAME = re.compile(r"[^a-z0-9_]")
 
 
-def roll_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+def roll_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> JobDraft | None:
     """The job of a configuration's values. ``plan``: of the worker that trains, as its own sheet has it. None
     where cards of a worker do not lie together.
     """
@@ -104,7 +104,7 @@ def roll_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) 
     }.items():
         roles[name], placement[name] = role, list(where)
     document = {"schema": SCHEMA, "name": "roll", "roles": roles, "placement": placement, "phases": _pipeline_phases(values, sizes, roles)}  # fmt: skip
-    return Made(document, (*served[1], *_open_words_of_workers(values, roles)), shorter_rows=True)
+    return JobDraft(document, (*served[1], *_open_words_of_workers(values, roles)), shorter_rows=True)
 
 
 def _is_whole(values: Values) -> bool:

@@ -27,11 +27,11 @@ from memsheet.exchange.formats.slime.roles import (
     sglang_cards,
     trains_values,
 )
-from memsheet.exchange.shared.file_format import Read, Values, read_format_values
+from memsheet.exchange.shared.file_format import FileReading, Values, read_format_values
 from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.jobs.templates.planned import (
     SCHEMA,
-    Made,
+    JobDraft,
     Sizes,
     card_count,
     extra_item,
@@ -57,7 +57,7 @@ NO_FLAGS = ("server-concurrency", "router-", "config")
 REDUCED = ("fp8", "int4", "int8", "w4a", "fp4", "awq", "gptq")
 
 
-def slime_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> Made | None:
+def slime_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> JobDraft | None:
     """The job of a launch's values. ``plan``: of the trainer, as its own sheet has it. None where no server
     has_servers, or where it is not said on how many cards.
     """
@@ -82,10 +82,10 @@ def slime_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes)
         "schema": SCHEMA, "name": "slime", "roles": roles, "placement": placement, "phases": _training_phases(values, sizes), "notes": _reference_notes(values),
     }  # fmt: skip
     over = (SGLANG_KEPT,) if leaves_card(values, "rollout") else ()
-    return Made(document, _not_counted_words(values, server), shorter_rows=True, over_words=over)
+    return JobDraft(document, _not_counted_words(values, server), shorter_rows=True, over_words=over)
 
 
-def _server_read(values: Values, each: int) -> Read:
+def _server_read(values: Values, each: int) -> FileReading:
     """SGLang's flags as it is started with them (backends/sglang_utils/sglang_engine.py:506-612)."""
     given = {
         f"--{at.removeprefix(SERVER)}": held for at, held in values.items()
@@ -178,7 +178,7 @@ def _reference_notes(values: Values) -> list[str]:
     return ["the reference is a copy on the host, switched into the trainer's own weights for its pass"]
 
 
-def _not_counted_words(values: Values, server: Read) -> tuple[str, ...]:
+def _not_counted_words(values: Values, server: FileReading) -> tuple[str, ...]:
     found = [f"--sglang-{at.removeprefix('--')} is not read" for at, _ in server.unmodelled]
     found += [f"--sglang-{at.removeprefix('--')} is not known" for at, _ in server.unknown]
     if values.get(f"{SERVER}config") is not None or values.get("--prefill-num-servers") is not None:

@@ -14,9 +14,9 @@ from typing import Any
 from memsheet.jobs.templates.generation import generating_phase, own_generation
 from memsheet.jobs.templates.liger import head_gradient_items, student_chunk_items
 from memsheet.jobs.templates.planned import (
-    Held,
-    Made,
+    JobDraft,
     Sizes,
+    TrainedBytes,
     planned_actor,
     planned_reference,
     planned_reward,
@@ -64,7 +64,7 @@ class _Parts:
     """What every job here is made of, or nothing where a number of it is none."""
 
     def __init__(
-        self, values: Values, plan: Mapping[str, Any], model: str, held: Held, length: int | None
+        self, values: Values, plan: Mapping[str, Any], model: str, held: TrainedBytes, length: int | None
     ) -> None:
         self.values, self.model, self.held = values, model, held
         self.actor, self.whole = planned_actor(plan)
@@ -119,11 +119,11 @@ def swift_grpo_job(
     plan: Mapping[str, Any],
     model: str,
     sizes: Sizes,
-    held: Held,
+    held: TrainedBytes,
     *,
     token_elements: int,
     length: int | None,
-) -> Made | None:
+) -> JobDraft | None:
     """The job of ``rlhf_type: grpo``. ``plan``: of what trains; ``token_elements``: what a token adds to the
     cache of a model that generates itself; ``length``: tokens of a row, where somebody says them.
     """
@@ -295,11 +295,11 @@ def swift_gkd_job(
     plan: Mapping[str, Any],
     model: str,
     sizes: Sizes,
-    held: Held,
+    held: TrainedBytes,
     *,
     token_elements: int,
     length: int | None,
-) -> Made | None:
+) -> JobDraft | None:
     """The job of ``rlhf_type: gkd``: a student, and a teacher whose logits stand beside its own; both are the
     same model where no teacher is named (rlhf_trainers/gkd_trainer.py:118-240).
     """

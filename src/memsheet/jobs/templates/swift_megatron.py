@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.jobs.templates.planned import (
-    Held,
-    Made,
+    JobDraft,
     Sizes,
+    TrainedBytes,
     card_count,
     extra_item,
     planned_actor,
@@ -64,8 +64,8 @@ UNSAID_PROMPT = "nothing says how long rows are: --max_length says a prompt's to
 
 
 def swift_megatron_job(
-    values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes, held: Held, *, said: bool
-) -> Made | None:
+    values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes, held: TrainedBytes, *, said: bool
+) -> JobDraft | None:
     """The job of ``megatron rlhf``. ``plan``: of what trains, as its own sheet has it; ``said``: whether the
     length of its rows is.
     """
@@ -115,7 +115,7 @@ def _add_reference(values: Values, roles: dict[str, Any]) -> None:
         roles["reference"] = planned_reference({**actor["plan"], "global_batch": None}, named)
 
 
-def _preferences_job(method: str, values: Values, plan: Mapping[str, Any], model: str) -> Made:
+def _preferences_job(method: str, values: Values, plan: Mapping[str, Any], model: str) -> JobDraft:
     """Pairs or marked answers, of which the model gives every token's loss (trainers/dpo_trainer.py:84-102,
     kto_trainer.py:96-140).
     """
@@ -151,7 +151,7 @@ def _where_served(values: Values) -> str | None:
 
 
 def _serve(
-    values: Values, roles: dict[str, Any], model: str, held: Held, sizes: Sizes
+    values: Values, roles: dict[str, Any], model: str, held: TrainedBytes, sizes: Sizes
 ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any], tuple[str, ...]] | None:
     """What stands beside the trainer's passes, the phases before them, where the server is, and notes; its
     role is added to ``roles``.

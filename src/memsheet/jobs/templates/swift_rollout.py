@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.jobs.templates.option import logits_key
-from memsheet.jobs.templates.planned import Held, Made, extra_item
+from memsheet.jobs.templates.planned import JobDraft, TrainedBytes, extra_item
 from memsheet.jobs.templates.trl import CONTEXT_AT_MOST
 from memsheet.units import MIB
 
@@ -82,7 +82,7 @@ def unread_words(values: Values) -> list[str]:
 
 
 def rest_while_serving(
-    actor: Mapping[str, Any], values: Values, held: Held
+    actor: Mapping[str, Any], values: Values, held: TrainedBytes
 ) -> tuple[str, list[dict[str, Any]]]:
     """Where what trains is while vLLM works, and bytes that stay on the card of what is moved.
 
@@ -103,7 +103,7 @@ def rest_while_serving(
     return found.get((model, states), "whole"), items
 
 
-def reloaded_items(actor: Mapping[str, Any], values: Values, held: Held) -> list[dict[str, Any]]:
+def reloaded_items(actor: Mapping[str, Any], values: Values, held: TrainedBytes) -> list[dict[str, Any]]:
     """Parameters that came back beside DeepSpeed's own buffer of them, until its optimizer steps and they are
     views of that again (runtime/zero/stage3.py, _unflatten_partitioned_parameters).
     """
@@ -118,7 +118,7 @@ def _of_actor(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "role": "actor"}
 
 
-def gathered_items(actor: Mapping[str, Any], values: Values, held: Held) -> list[dict[str, Any]]:
+def gathered_items(actor: Mapping[str, Any], values: Values, held: TrainedBytes) -> list[dict[str, Any]]:
     """Weights on their way to the server: all of them at once where ranks divide them, or a part of the
     layers (rlhf_trainers/rollout_mixin.py:534-640, 907-1010).
     """
@@ -149,9 +149,9 @@ def swift_document(
     over_words: tuple[str, ...] = (),
     shorter_rows: bool = False,
     placement: Mapping[str, Any] | None = None,
-) -> Made:
+) -> JobDraft:
     """A job as ``memsheet/job/1``."""
     document = {
         "schema": "memsheet/job/1", "name": name, "roles": dict(roles), "phases": phases, "notes": list(notes), **({"placement": placement} if placement else {}),
     }  # fmt: skip
-    return Made(document, words, shorter_rows=shorter_rows, over_words=over_words, accounted=accounted)
+    return JobDraft(document, words, shorter_rows=shorter_rows, over_words=over_words, accounted=accounted)

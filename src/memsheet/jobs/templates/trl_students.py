@@ -16,7 +16,7 @@ from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates.generation import generating_phase, own_generation
 from memsheet.jobs.templates.liger import student_chunk_items
 from memsheet.jobs.templates.option import logits_key
-from memsheet.jobs.templates.planned import Made, Sizes, planned_actor, planned_reference
+from memsheet.jobs.templates.planned import JobDraft, Sizes, planned_actor, planned_reference
 from memsheet.jobs.templates.trl import GRPO, PROMPT
 from memsheet.jobs.templates.trl_values import SHORT, UNSAID_PROMPT, generating_document
 
@@ -59,7 +59,7 @@ VALUE_ANSWERS = 8
 
 def student_document(
     method: str, values: Values, plan: Mapping[str, Any], model: str, token_elements: int, sizes: Sizes
-) -> Made | None:
+) -> JobDraft | None:
     """The job of one of ``STUDENTS``. ``values``: with ``@seq_len`` as of ``generating_document``; a teacher
     of MiniLLM's by its name.
     """
@@ -155,7 +155,7 @@ def _teaching(
 
 def regressing_document(
     values: Values, plan: Mapping[str, Any], model: str, token_elements: int
-) -> Made | None:
+) -> JobDraft | None:
     """The job of ``A2POTrainer``: values of the reference's answers first, all of a prompt's at once, then
     answers of the model, which it regresses onto them (a2po_trainer.py:100-376).
     """
@@ -183,4 +183,4 @@ def regressing_document(
     ]  # fmt: skip
     document = {"schema": "memsheet/job/1", "name": "trl-a2po", "roles": roles, "phases": phases, "notes": []}
     words = () if isinstance(said, int) or values.get("max_prompt_length") else (UNSAID_PROMPT,)
-    return Made(document, words, shorter_rows=True)
+    return JobDraft(document, words, shorter_rows=True)

@@ -14,7 +14,7 @@ from memsheet.jobs.templates.generation import generating_phase, own_generation
 from memsheet.jobs.templates.liger import head_gradient_items, student_chunk_items
 from memsheet.jobs.templates.option import option_refusal
 from memsheet.jobs.templates.planned import (
-    Made,
+    JobDraft,
     Sizes,
     extra_item,
     planned_actor,
@@ -69,7 +69,7 @@ OF_SFT = 1024
 
 def generating_document(
     method: str, values: Values, plan: Mapping[str, Any], model: str, token_elements: int, sizes: Sizes
-) -> Made | None:
+) -> JobDraft | None:
     """The job of ``GRPOTrainer`` or ``RLOOTrainer``. ``plan``: of what trains, as its own sheet has it;
     ``token_elements``: what one token adds to the cache of a model that generates by itself.
 
@@ -104,8 +104,8 @@ def generating_document(
         if held is not None and name not in ("engine", "zero")
     ):
         return None
-    said = values.get("max_prompt_length") is not None or _rows_are_said(values, actor, options)
-    if not _rows_are_said(values, actor, options):
+    said = values.get("max_prompt_length") is not None or _row_length_is_set(values, actor, options)
+    if not _row_length_is_set(values, actor, options):
         actor["seq_len"] = options["max_prompt_length"] + options["max_completion_length"]
     unsaid = LONGEST if method in EARLIER_LENGTH and options[LONGEST] is None else ""
     if unsaid:
@@ -156,7 +156,7 @@ def generating_document(
     left_open = _open_words(values, served=served, said=said, answer=longest)
     words = (*left_open, *group, *_width_words(rewards, actor))
     over = (OF_REWARDS,) if rewards else ()
-    return Made(
+    return JobDraft(
         document,
         words,
         shorter_rows=True,
@@ -174,7 +174,7 @@ def _reads_first(method: str, values: Values) -> bool:
     return method != "GRPO" or any(values.get(at) not in (None, 1) for at in apart)
 
 
-def _rows_are_said(values: Values, actor: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+def _row_length_is_set(values: Values, actor: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether somebody says a row's length, which leaves room for its answer."""
     length = values.get("@seq_len")
     return (
@@ -273,7 +273,7 @@ APART = "vLLM has cards of its own, which are not counted here: `memsheet infer 
 
 def distilling_document(
     method: str, values: Values, plan: Mapping[str, Any], model: str, teacher: str, sizes: Sizes
-) -> Made | None:
+) -> JobDraft | None:
     """The job of ``GKDTrainer``, ``GOLDTrainer`` and ``DistillationTrainer``: a student, and a teacher whose
     logits stand beside its own. It generates without a cache where layers are recomputed
     (experimental/gkd/gkd_trainer.py:185; experimental/gold/gold_trainer.py:2249-2300, 2575-2600). None where
@@ -328,14 +328,14 @@ def distilling_document(
     if values.get("use_uld_loss") is True:
         words.append("the loss over two vocabularies is counted as over the student's")
     document = {
-        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": phases, "notes": [APART] if _is_served_apart(values) else [],
+        "schema": "memsheet/job/1", "name": f"trl-{method.lower()}", "roles": roles, "phases": phases, "notes": [APART] if _has_separate_server(values) else [],
     }  # fmt: skip
     if method == OF_ANSWERS and values.get("@seq_len") is None:
         words.append(UNSAID_PROMPT)
-    return Made(document, tuple(words), shorter_rows=True, elsewhere=may_be_elsewhere(words))
+    return JobDraft(document, tuple(words), shorter_rows=True, elsewhere=may_be_elsewhere(words))
 
 
-def _is_served_apart(values: Values) -> bool:
+def _has_separate_server(values: Values) -> bool:
     return values.get("use_vllm") is True and not serves_beside(values)
 
 
@@ -348,7 +348,7 @@ mixture of both (experimental/nash_md/nash_md_trainer.py:342-365).
 """
 
 
-def online_document(method: str, values: Values, plan: Mapping[str, Any], model: str) -> Made | None:
+def online_document(method: str, values: Values, plan: Mapping[str, Any], model: str) -> JobDraft | None:
     """The job of ``OnlineDPOTrainer`` and of those that stand on it: answers of every prompt are learnt from,
     beside a copy of the model (experimental/online_dpo/online_dpo_trainer.py:321-328, 1059-1170). What it
     generates by itself has fewer bytes a row than the step that follows.
@@ -387,10 +387,10 @@ def online_document(method: str, values: Values, plan: Mapping[str, Any], model:
         roles["rollout"] = beside.role
         phases = [*beside.phases, {**update, **beside.more}]
         words = (*words, *beside.words)
-    notes = [APART] if _is_served_apart(values) else []
+    notes = [APART] if _has_separate_server(values) else []
     document = {"schema": "memsheet/job/1", "name": name, "roles": roles, "phases": phases, "notes": notes}
     over = (OF_REWARDS,) if rewards else ()
-    return Made(document, words, shorter_rows=True, over_words=over, elsewhere=may_be_elsewhere(words))
+    return JobDraft(document, words, shorter_rows=True, over_words=over, elsewhere=may_be_elsewhere(words))
 
 
 HEAD_WORDS, OF_HEAD = 8192, (0, 6, 16)
@@ -403,7 +403,7 @@ UNSAID_BUDGET = (
 )
 
 
-def asynchronous_document(values: Values, plan: Mapping[str, Any], model: str, vocab: int) -> Made | None:
+def asynchronous_document(values: Values, plan: Mapping[str, Any], model: str, vocab: int) -> JobDraft | None:
     """The job of ``AsyncGRPOTrainer``: a trainer of packed rows whose vLLM has cards of its own, without
     whole logits and without a reference (experimental/async_grpo/async_grpo_config.py:258).
     """
@@ -425,7 +425,7 @@ def asynchronous_document(values: Values, plan: Mapping[str, Any], model: str, v
         "notes": [APART],
     }  # fmt: skip
     words = () if budget else (UNSAID_BUDGET,) if budget is None else ()
-    return Made(document, words, shorter_rows=True)
+    return JobDraft(document, words, shorter_rows=True)
 
 
 POLICY, LEARNT_OF_POLICY = (8, 16, 20), (4, 8, 20)
@@ -448,7 +448,7 @@ def ppo_document(
     token_elements: int,
     *,
     adapted_critic: bool = False,
-) -> Made | None:
+) -> JobDraft | None:
     """The job of ``PPOTrainer``: policy and critic are one module, whose passes are both saved before either
     goes back; nothing of it is recomputed, whatever is said, as its own loop never asks for that
     (experimental/ppo/ppo_trainer.py:272-296, 574-900). A copy of the policy and a reward model stand beside.
@@ -497,7 +497,7 @@ def ppo_document(
         },
     ]
     words = [OF_POLICY, *([] if said else [UNSAID_PROMPT])]
-    return Made(
+    return JobDraft(
         {"schema": "memsheet/job/1", "name": "trl-ppo", "roles": roles, "phases": phases}, tuple(words)
     )
 

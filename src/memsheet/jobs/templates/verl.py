@@ -70,7 +70,7 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     if has_critic(values):
         roles["critic"] = {"model": _critic_model(values, model), "plan": _critic_plan(values, actor), "trained": True, "process": "trainer", "head": "values"}  # fmt: skip
     roles["rollout"] = {"model": model, "plan": _rollout_plan(values)}
-    placed = _placed_apart(values, roles)
+    placed = _separate_placement(values, roles)
     if placed is None:
         return None
     return {
@@ -78,7 +78,7 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     }  # fmt: skip
 
 
-def _placed_apart(values: Values, roles: dict[str, Any]) -> dict[str, Any] | None:
+def _separate_placement(values: Values, roles: dict[str, Any]) -> dict[str, Any] | None:
     """Where the roles are, where a server has cards of its own (experimental/fully_async_policy/
     fully_async_trainer.py:171) or takes more than those that the actor's sheet is of; nothing where all share
     them. None where it is said in no number.
@@ -87,7 +87,7 @@ def _placed_apart(values: Values, roles: dict[str, Any]) -> dict[str, Any] | Non
     if is_together(values) and ranks % each == 0:
         return {}
     own = rank_count(values)
-    served = own if is_together(values) else _apart_cards(values)
+    served = own if is_together(values) else _separate_server_cards(values)
     if own is None or served is None or served % each:
         return None
     if own != ranks:
@@ -102,7 +102,7 @@ def is_together(values: Values) -> bool:
     return is_on(values, "actor_rollout_ref.hybrid_engine", usual=True)
 
 
-def _apart_cards(values: Values) -> int | None:
+def _separate_server_cards(values: Values) -> int | None:
     """Cards of servers apart: of ``rollout``, or of the server's own group (trainer/ppo/v1/
     trainer_separate_async.py:366; experimental/fully_async_policy/config, nnodes 1 and n_gpus_per_node 8).
     """

@@ -36,7 +36,7 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.json.record import record_document
-from memsheet.report.shared.verification import Seen, Verification, VerificationRun
+from memsheet.report.shared.verification import RankWitnesses, Verification, VerificationRun
 from memsheet.resolve import resolve_document, resolve_request
 from memsheet.sheet import Sheet
 from memsheet.trace.launch import launched_rank_count
@@ -299,7 +299,7 @@ def _compared_ranks(
     predicted: Mapping[int, Sheet],
     traced: tuple[Sheet, ...],
     measured: tuple[Sheet, ...],
-) -> Iterator[Seen]:
+) -> Iterator[RankWitnesses]:
     """Every rank that was asked about, with its sheets."""
     by_rank = [
         {rank: sheet for sheet in sheets for rank in (sheet.rank, *sheet.same_as)}
@@ -308,7 +308,7 @@ def _compared_ranks(
     one_a_stage = len(ranks) < plan.mesh.gpus
     for rank in ranks:
         stage = int(rank * plan.mesh.pp // plan.mesh.gpus)
-        yield Seen(
+        yield RankWitnesses(
             rank=rank,
             stage=stage,
             predicted=predicted.get(stage),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from memsheet.errors import printable_line
-from memsheet.exchange.mistakes import Found, Rule
+from memsheet.exchange.mistakes import FoundMistake, Rule
 from memsheet.exchange.mistakes.case import source_for
 from memsheet.report.json.document import Document, Result, read_from
 from memsheet.report.json.sheet import Sheet
@@ -13,7 +13,7 @@ from memsheet.report.shared.checked import Launch as CheckedLaunch
 from memsheet.report.shared.checked import place_of
 
 
-def finding_engine(checked: CheckedFiles, found: Found) -> str:
+def finding_engine(checked: CheckedFiles, found: FoundMistake) -> str:
     """The engine of the file that a finding is about; nothing where it is of none."""
     return str(
         next(
@@ -100,7 +100,7 @@ class CommonCards(Document):
 
 
 def mistake_documents(
-    checked: CheckedFiles | None, mistakes: Sequence[tuple[Rule, Found]]
+    checked: CheckedFiles | None, mistakes: Sequence[tuple[Rule, FoundMistake]]
 ) -> list[dict[str, Any]]:
     """Some of the mistakes of files, each with who says so and where it stands."""
     if checked is None:
@@ -116,7 +116,7 @@ def mistake_documents(
     ]
 
 
-def _finding_place(checked: CheckedFiles, found: Found) -> dict[str, Any]:
+def _finding_place(checked: CheckedFiles, found: FoundMistake) -> dict[str, Any]:
     place = place_of(checked, found)
     return {"file": place and printable_line(place.file), "line": place and place.line}
 

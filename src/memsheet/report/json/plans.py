@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from memsheet import budget
 from memsheet.frozen import NamedTuple, replace
-from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.document import model_reference, plan_document
 from memsheet.report.json.document import ByteRange, Document, Natural, Plan, Result, optional_key, read_from
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.plans.families import family_sort_key, uneven_lines
@@ -27,7 +27,7 @@ class Ranked(NamedTuple):
     tokens: int | None
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The search, how long it took, and the budget."""
 
     advice: Advice
@@ -67,9 +67,9 @@ class Search(Document):
     )
 
 
-def _asked_plan(ranked: Ranked) -> dict[str, Any]:
+def _plan_request(ranked: Ranked) -> dict[str, Any]:
     ranking = ranked.ranking
-    return plan_document(ranked.planned.plan, model=asked_as(ranking.model), cluster=ranking.cluster)
+    return plan_document(ranked.planned.plan, model=model_reference(ranking.model), cluster=ranking.cluster)
 
 
 def _worst_allocated(ranked: Ranked) -> Any:
@@ -84,7 +84,7 @@ def _gpu_hours(ranked: Ranked) -> Any:
 class RankedPlan(Document):
     """One plan, accounted and timed; ``plan`` can be asked again."""
 
-    plan: Plan = read_from(_asked_plan)
+    plan: Plan = read_from(_plan_request)
     assumed: list[str] = read_from("planned.tried.assumed")
     verdict: Result = read_from("planned.verdict.result")
     allocated_bytes: Natural = read_from(_worst_allocated)
@@ -115,11 +115,11 @@ class Point(Document):
     step_time_s: Expected
 
 
-def _front_points(found: Found) -> Iterator[tuple[Any, ...]]:
+def _front_points(found: SearchResult) -> Iterator[tuple[Any, ...]]:
     model, cluster = found.ranking.model, found.ranking.cluster
     for point in found.ranking.front:
         plan = resolve_request(point.request, model, cluster).plan
-        document = plan_document(plan, model=asked_as(model), cluster=cluster)
+        document = plan_document(plan, model=model_reference(model), cluster=cluster)
         yield document, point.device_bytes, (point.seconds,)
 
 
@@ -144,7 +144,7 @@ class Rejected(Document):
     slower_s: float = optional_key()
 
 
-def _rejected_families(found: Found) -> Iterator[Family | tuple[None, str, int]]:
+def _rejected_families(found: SearchResult) -> Iterator[Family | tuple[None, str, int]]:
     """Families that were weighed and are not the best, then what was ruled out before, by rule."""
     ranking = found.ranking
     for family in sorted(ranking.families, key=family_sort_key):
@@ -154,7 +154,7 @@ def _rejected_families(found: Found) -> Iterator[Family | tuple[None, str, int]]
         yield None, rule, count
 
 
-class Told(Document):
+class StoryStep(Document):
     """A step of the story; ``costs_time`` in seconds of a step, ``saves_bytes`` negative where it costs."""
 
     question: str = read_from("asks")
@@ -191,7 +191,7 @@ class Replicas(Document):
     exchanged: dict[Literal["plain", "sharded"], Exchanged]
 
 
-def _whole_copies(found: Found) -> tuple[Any, ...] | None:
+def _whole_copies(found: SearchResult) -> tuple[Any, ...] | None:
     copies = found.advice.replicas
     if copies is None:
         return None
@@ -216,7 +216,7 @@ class Alternative(Document):
     reason: str | None
 
 
-def _alternatives(found: Found) -> Iterator[tuple[str, int, Ranked | None, str | None]]:
+def _alternatives(found: SearchResult) -> Iterator[tuple[str, int, Ranked | None, str | None]]:
     for method, planned, why in found.advice.methods:
         yield method, found.ranking.cluster.count, found.ranked_if(planned), why or None
     if found.advice.more is not None:
@@ -264,7 +264,7 @@ class Plans(Document):
     unsure: list[RankedPlan] = read_from(lambda found: found.ranked(*found.ranking.unsure))
     pareto: list[Point] = read_from(_front_points)
     rejected: list[Rejected] = read_from(_rejected_families)
-    story: list[Told] = read_from("advice.story")
+    story: list[StoryStep] = read_from("advice.story")
     replicas: Replicas | None = read_from(_whole_copies)
     undone: list[Undone] = read_from("advice.undone")
     alternatives: list[Alternative] = read_from(_alternatives)
@@ -278,4 +278,4 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
     """The search as plain values. ``seconds``: how long it took; ``tokens``: a budget of training, told in
     GPU-hours.
     """
-    return Plans.document_of(Found(advice, seconds, tokens))
+    return Plans.document_of(SearchResult(advice, seconds, tokens))

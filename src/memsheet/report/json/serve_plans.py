@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.document import model_reference, plan_document
 from memsheet.report.json.document import ByteRange, Document, Natural, Plan, Result, read_from
 from memsheet.report.json.plans import Interval
 from memsheet.report.shared.plans.serving_words import parallel_group_words, serving_command
@@ -44,7 +44,7 @@ class Reason(Document):
     words: str
 
 
-class Counted(Document):
+class CountBounds(Document):
     """At least, and as expected."""
 
     low: Natural
@@ -56,8 +56,8 @@ class _Candidate(NamedTuple):
     found: Deployment
 
 
-def _asked_plan(at: _Candidate) -> dict[str, Any]:
-    return plan_document(at.one.plan, model=asked_as(at.found.model), cluster=at.found.cluster)
+def _serving_request(at: _Candidate) -> dict[str, Any]:
+    return plan_document(at.one.plan, model=model_reference(at.found.model), cluster=at.found.cluster)
 
 
 class ServePlan(Document):
@@ -66,7 +66,7 @@ class ServePlan(Document):
     ``decode_batch`` sequences decode on a replica; ``prefill_s``: to the first token.
     """
 
-    plan: Plan = read_from(_asked_plan)
+    plan: Plan = read_from(_serving_request)
     assumed: list[str] = read_from("one.assumed")
     cut: str = read_from(lambda at: parallel_group_words(at.one.plan))
     holds: Holds = read_from(lambda at: _holds_word(at.one.holds))
@@ -81,7 +81,7 @@ class ServePlan(Document):
     kv_cache_bytes: Natural = read_from("one.kv_bytes")
     replicas: Natural = read_from("one.replicas")
     gpus_per_replica: Natural = read_from("one.gpus_each")
-    sequences_per_replica: Counted = read_from("one.sequences")
+    sequences_per_replica: CountBounds = read_from("one.sequences")
     sequences: Natural = read_from("one.in_all")
     users: Natural = read_from(lambda at: at.one.users * at.one.replicas)
     users_low: Natural = read_from(lambda at: at.one.within[0] * at.one.replicas)

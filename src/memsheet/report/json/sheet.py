@@ -5,7 +5,7 @@ from typing import Any
 
 from memsheet import budget
 from memsheet.frozen import replace
-from memsheet.plan.document import asked_as, plan_document
+from memsheet.plan.document import model_reference, plan_document
 from memsheet.report.json.document import ByteRange, Document, Natural, Plan, Result, optional_key, read_from
 from memsheet.sheet import Component, Instant, Witness
 
@@ -205,7 +205,7 @@ class WayToFit(Document):
 def _answered_plan(answer: budget.Answer) -> dict[str, Any] | None:
     if "step" in (answer.trace or {}):
         return None
-    return plan_document(answer.plan, model=asked_as(answer.model), cluster=answer.cluster)
+    return plan_document(answer.plan, model=model_reference(answer.model), cluster=answer.cluster)
 
 
 class Sheet(Document):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from memsheet.report.page.sarif import Told, path_from_here, told_results
+from memsheet.report.page.sarif import SarifResult, path_from_here, sarif_results
 from memsheet.report.shared.checked import Launch
 
 TEXT = {"%": "%25", "\r": "%0D", "\n": "%0A"}
@@ -18,13 +18,13 @@ VALUE = {**TEXT, ":": "%3A", ",": "%2C"}
 
 def annotation_lines(launches: Sequence[Launch], root: Path = Path()) -> str:
     """A command a finding, errors first: GitHub shows ten of each kind a step. ``root``: as of
-    ``told_results``.
+    ``sarif_results``.
     """
-    told = sorted(told_results(launches, root), key=lambda one: one.level != "error")
+    told = sorted(sarif_results(launches, root), key=lambda one: one.level != "error")
     return "".join(f"{_annotation_line(one)}\n" for one in told)
 
 
-def _annotation_line(one: Told) -> str:
+def _annotation_line(one: SarifResult) -> str:
     place = one.place
     said = {
         "file": path_from_here(place.file).as_posix() if place else "",

@@ -29,7 +29,7 @@ SAID = {
 }  # fmt: skip
 
 
-class Told(NamedTuple):
+class SarifResult(NamedTuple):
     """One result: its rule, who says so, and where it stands."""
 
     rule: str
@@ -43,7 +43,7 @@ def sarif_document(launches: Sequence[Launch], root: Path = Path()) -> dict[str,
     """One run with every finding of every launch. A line is given where it is certain, and none elsewhere.
     ``root``: the folder from which launches are named.
     """
-    told = told_results(launches, root)
+    told = sarif_results(launches, root)
     rules = {one.rule: one.source for one in told}
     places = {name: number for number, name in enumerate(rules)}
     driver = {
@@ -64,7 +64,7 @@ def sarif_document(launches: Sequence[Launch], root: Path = Path()) -> dict[str,
     return {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
 
 
-def told_results(launches: Sequence[Launch], root: Path = Path()) -> list[Told]:
+def sarif_results(launches: Sequence[Launch], root: Path = Path()) -> list[SarifResult]:
     """Every finding of every launch, and what the launch comes to where that is one. ``root``: the folder
     from which launches are named.
     """
@@ -76,7 +76,7 @@ def _rule_descriptor(name: str, source: str) -> dict[str, Any]:
     return {"id": name, "shortDescription": {"text": f"{words}."}, "fullDescription": {"text": source}}
 
 
-def _launch_results(launch: Launch, root: Path) -> Iterator[Told]:
+def _launch_results(launch: Launch, root: Path) -> Iterator[SarifResult]:
     checked = launch.checked
     if checked is not None:
         yield from _mistake_results(checked)
@@ -87,15 +87,17 @@ def _launch_results(launch: Launch, root: Path) -> Iterator[Told]:
     paths = [path for path, _ in checked.written.values()] if checked else []
     own = root / launch.file
     place = Place(paths[0]) if paths else Place(str(own)) if own.is_file() else None
-    yield Told(outcome.replace("_", "-"), SAID[outcome], LEVELS[outcome], text, place)
+    yield SarifResult(outcome.replace("_", "-"), SAID[outcome], LEVELS[outcome], text, place)
 
 
-def _mistake_results(checked: Checked) -> Iterator[Told]:
+def _mistake_results(checked: Checked) -> Iterator[SarifResult]:
     for rule, found in checked.mistakes:
         source = source_for(rule, finding_engine(checked, found))
         cure = " · ".join((found.cure, *cure_effects(found, Look())))
         text = f"{one_line(found.where)}: {one_line(found.says)}. Cure: {one_line(cure)}."
-        yield Told(rule.id, source, "error" if found.stops else "warning", text, place_of(checked, found))
+        yield SarifResult(
+            rule.id, source, "error" if found.stops else "warning", text, place_of(checked, found)
+        )
 
 
 def _outcome_words(launch: Launch) -> str:

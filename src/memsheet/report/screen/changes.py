@@ -11,7 +11,7 @@ from memsheet.budget import Answer, Fix, Result, Verdict, budget_of, worst_sheet
 from memsheet.errors import printable_line
 from memsheet.frozen import replace
 from memsheet.report.screen.layout import labelled_row, one_line
-from memsheet.report.screen.pool_shortage import asked_lines, refused_lines
+from memsheet.report.screen.pool_shortage import pool_shortage_lines, refused_lines
 from memsheet.report.screen.serving import prompt_lines
 from memsheet.report.screen.ways_to_fit import ways_table
 from memsheet.report.shared.look import Look
@@ -80,7 +80,7 @@ def room_lines(answer: Answer, look: Look) -> list[str]:
         *(refused_lines(answer, look) if short is not None and short.high > 0 else ()),
     ]
     if short is None or short.value <= 0:
-        lines += asked_lines(answer, look)
+        lines += pool_shortage_lines(answer, look)
     return lines
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer, Result, budget_of
 from memsheet.errors import MOST_SHOWN, more_than_shown
-from memsheet.exchange.mistakes import Found
-from memsheet.exchange.shared.file_format import EVERYTHING, Read
+from memsheet.exchange.mistakes import FoundMistake
+from memsheet.exchange.shared.file_format import EVERYTHING, FileReading
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
@@ -48,7 +48,7 @@ def _stood_in_for(checked: Checked) -> str:
     return next((one_line(str(name)) for name in named if name), "")
 
 
-def _sole_server_read(checked: Checked) -> Read | None:
+def _sole_server_read(checked: Checked) -> FileReading | None:
     """The server's command or file, where there is one and nothing beside it."""
     reads = list(checked.reads.values())
     return reads[0] if len(reads) == 1 and reads[0].form.said.get("task") == "infer" else None
@@ -120,7 +120,7 @@ def launch_reason(launch: Launch) -> str:
         return next(f"{found.where} {found.says}" for _, found in checked.mistakes if found.stops)
     if checked.common:
         return " · ".join(f"{_with_times(one.gpus)} {_result_words(one.result)}" for one in checked.common)
-    if checked.doubt and (surely := _sure_reason(checked)):
+    if checked.doubt and (surely := _certain_reason(checked)):
         return f"{surely}; besides, {checked.doubt}"
     return checked.doubt or checked.no_model or "; ".join(checked.why_not) or _reason_of_phases(checked)
 
@@ -132,7 +132,7 @@ def _reason_of_phases(checked: Checked) -> str:
     return "; ".join(doubted_reasons(checked.answer)) if checked.answer and checked.answer.job else ""
 
 
-def _sure_reason(checked: Checked) -> str:
+def _certain_reason(checked: Checked) -> str:
     """Why a job does not fit whatever is open; nothing of others."""
     verdict, cluster = checked.answer and checked.answer.verdict, checked.answer and checked.answer.cluster
     if not verdict or not cluster or verdict.result is not Result.DOES_NOT_FIT:
@@ -286,7 +286,7 @@ def _mistake_lines(checked: Checked, look: Look) -> Iterator[str]:
     yield from (f"  {line}" for line in more_than_shown(len(checked.mistakes)))
 
 
-def cure_effects(found: Found, look: Look) -> Iterator[str]:
+def cure_effects(found: FoundMistake, look: Look) -> Iterator[str]:
     """What the cure of a mistake frees or takes."""
     if size := found.saves_bytes or 0:
         yield f"frees {look.room(size)} a GPU" if size > 0 else f"takes {look.need(-size)} a GPU"

@@ -32,9 +32,9 @@ def pool_lacks(answer: Answer, look: Look) -> str:
     """
     short = (answer.serving or {}).get("short_bytes")
     if short is None or short.high <= 0:
-        return _asked_lack(answer)
+        return _sequences_short(answer)
     refused = answer.verdict is not None and answer.verdict.result is Result.DOES_NOT_FIT
-    if refused and short.value <= 0 and (lack := _asked_lack(answer)):
+    if refused and short.value <= 0 and (lack := _sequences_short(answer)):
         return lack
     tokens = _needed_sequence_tokens(answer)
     what = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
@@ -62,7 +62,7 @@ def request_end(answer: Answer) -> tuple[str, ...]:
     return (f"requests may end at {low:,} of {full:,} tokens",) if low < full else ()
 
 
-def _asked_lack(answer: Answer) -> str:
+def _sequences_short(answer: Answer) -> str:
     """How many of the sequences that were asked for a server's pool holds, where those are fewer."""
     asked = (answer.serving or {}).get("asked")
     if not asked or asked["held_low"] >= asked["sequences"]:
@@ -74,10 +74,10 @@ def _asked_lack(answer: Answer) -> str:
     )
 
 
-def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
+def pool_shortage_lines(answer: Answer, look: Look) -> Iterator[str]:
     """That a server starts without room for all that was asked for, and what would hold it."""
     asked = (answer.serving or {}).get("asked")
-    if not asked or not _asked_lack(answer):
+    if not asked or not _sequences_short(answer):
         return
     starts = "starts" if asked["starts"] == Result.FITS.value else "may start"
     runs = ("it runs as many sequences as its pool holds", "and computes the others later or again.")
@@ -103,7 +103,7 @@ def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
     yield join_phrases(_shortage_reason_phrases(answer, short, look), look.width, between=" ")
     if not _is_certain_shortage(answer, short):
         yield join_phrases(_shortage_range_phrases(short, look), look.width, between=" ")
-        yield from _as_asked(serving, short, _needed_sequence_tokens(answer))
+        yield from _expected_start_words(serving, short, _needed_sequence_tokens(answer))
     yield from _pool_fix_lines(answer, short, look)
 
 
@@ -160,7 +160,7 @@ def _shortage_range_phrases(short: Bytes, look: Look) -> Iterator[str]:
     yield f"at best {best}, at worst {look.need(int(short.high))} missing."
 
 
-def _as_asked(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator[str]:
+def _expected_start_words(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator[str]:
     """That no shorter sequence is needed for it to be expected to start, and how long one may be."""
     longest = serving.get("longest_expected") or 0
     if short.value <= 0:

@@ -12,7 +12,7 @@ from memsheet.report.screen.layout import labelled_row, one_line, render_parts
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.verification import (
     BAR,
-    Seen,
+    RankWitnesses,
     Term,
     Verification,
     VerificationRun,
@@ -131,7 +131,7 @@ def _rank_error_table(rung: VerificationRun, look: Look) -> RenderableType:
     return table
 
 
-def _rank_range_words(seen: Seen, rung: VerificationRun) -> str:
+def _rank_range_words(seen: RankWitnesses, rung: VerificationRun) -> str:
     stage = f" (stage {seen.stage})" if rung.plan.mesh.pp > 1 else ""
     return f"{seen.rank}{f' to {seen.same_as[-1]}' if seen.same_as else ''}{stage}"
 

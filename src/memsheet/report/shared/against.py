@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, worst_sheet
-from memsheet.exchange.mistakes import Found, Rule
+from memsheet.exchange.mistakes import FoundMistake, Rule
 from memsheet.frozen import dataclass
 from memsheet.plan.check import flatten_document
 from memsheet.plan.document import plan_document
 from memsheet.report.shared.checked import Checked, Launch
 from memsheet.sheet import Component, Sheet
 
-Mistakes = tuple[tuple[Rule, Found], ...]
+Mistakes = tuple[tuple[Rule, FoundMistake], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def _mistakes_without(checked: Checked | None, other: Checked | None) -> Mistake
     return tuple(pair for pair in checked.mistakes if _mistake_identity(*pair, checked) not in known)
 
 
-def _mistake_identity(rule: Rule, found: Found, checked: Checked) -> tuple[str, str]:
+def _mistake_identity(rule: Rule, found: FoundMistake, checked: Checked) -> tuple[str, str]:
     """A mistake by its rule and its key, without the file's name and the line."""
     name = max((one for one in checked.reads if found.where.startswith(f"{one}:")), key=len, default="")
     return rule.id, re.sub(r"^:?(?:\d+:)? ?", "", found.where.removeprefix(name))

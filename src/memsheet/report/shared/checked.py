@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memsheet.budget import Answer, Result
-from memsheet.exchange.mistakes import Found, Rule
-from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.mistakes import FoundMistake, Rule
+from memsheet.exchange.shared.file_format import FileReading, Moved
 from memsheet.frozen import NamedTuple, dataclass, field
 from memsheet.late import late_functions
 from memsheet.sheet import Bytes
@@ -34,11 +34,11 @@ class Checked:
     keys whose bytes stand beside it.
     """
 
-    reads: Mapping[str, Read]
+    reads: Mapping[str, FileReading]
     answer: Answer | None
     why_not: tuple[str, ...]
     assumed: tuple[str, ...]
-    mistakes: tuple[tuple[Rule, Found], ...]
+    mistakes: tuple[tuple[Rule, FoundMistake], ...]
     moved: tuple[Moved, ...]
     doubt: str  # why the verdict is less sure than the sheet alone, or nothing
     not_read: tuple[str, ...] = ()  # files of a folder that are no configuration that is known, and why
@@ -79,12 +79,12 @@ class Place(NamedTuple):
     line: int | None = None
 
 
-def place_of(checked: Checked, found: Found) -> Place | None:
+def place_of(checked: Checked, found: FoundMistake) -> Place | None:
     """Where a finding stands; None where nothing says which of several files it is about."""
     name = max((one for one in checked.reads if found.where.startswith(f"{one}:")), key=len, default="")
     key = found.where.removeprefix(f"{name}:").strip()
     at, named = named_key(key)
-    if at is None and name and not _is_said(checked.reads[name], named):  # it is missed, and stands nowhere
+    if at is None and name and not _has_key(checked.reads[name], named):  # it is missed, and stands nowhere
         key = ""
     held = dict.fromkeys(one for one in (name, *name.split(": ")) if one in checked.written)
     places = [
@@ -98,7 +98,7 @@ def place_of(checked: Checked, found: Found) -> Place | None:
     return Place(places[0].file) if places else None
 
 
-def _is_said(read: Read, key: str) -> bool:
+def _has_key(read: FileReading, key: str) -> bool:
     """Whether a file has a key, by its whole path or the end of it, or keys below it."""
     return any(
         at == key or at.endswith(f".{key}") or at.startswith(f"{key}.") or f".{key}." in at

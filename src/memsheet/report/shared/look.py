@@ -9,7 +9,7 @@ from memsheet.frozen import dataclass, replace
 from memsheet.units import GIB, format_bytes, format_giga
 
 if TYPE_CHECKING:
-    from memsheet.exchange.shared.file_format import Read
+    from memsheet.exchange.shared.file_format import FileReading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Look:
     brims: tuple[int, ...] = ()
     typed: tuple[tuple[str, Any, Mapping[str, Any]], ...] = ()
     program: str = ""
-    server: Read | None = None
+    server: FileReading | None = None
     model_flag: bool = False
 
     @property

@@ -70,7 +70,9 @@ def _is_typed(key: str, look: Look) -> bool:
 
 def _own_line(changes: Mapping[str, Any], look: Look, task: str, words: Mapping[str, str]) -> str:
     """The line in memsheet's own flags."""
-    changes = {key: value for key, value in changes.items() if not _is_said(key, value, look)} or changes
+    changes = {
+        key: value for key, value in changes.items() if not _is_already_typed(key, value, look)
+    } or changes
     replaced = [option for option in look.typed if _contradicts_change(option, changes, task)]
     kept = {
         key: value
@@ -97,7 +99,7 @@ def _own_line(changes: Mapping[str, Any], look: Look, task: str, words: Mapping[
     return _replacing_line(old, flags)
 
 
-def _is_said(key: str, value: Any, look: Look) -> bool:
+def _is_already_typed(key: str, value: Any, look: Look) -> bool:
     """Whether an option of the line gives a key that value already."""
     return value is not None and any(keys.get(key) == value for _, _, keys in look.typed)
 

@@ -32,7 +32,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RankWitnesses:
     """One rank as each witness saw it; None for a witness who was not asked or could not say."""
 
     rank: int
@@ -118,7 +118,7 @@ class VerificationRun:
     what: str
     device: str
     plan: Plan
-    ranks: tuple[Seen, ...] = ()
+    ranks: tuple[RankWitnesses, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     record: Mapping[str, Any] | None = None
@@ -134,7 +134,7 @@ class VerificationRun:
         return "measured" in self.refused and bool(self.ranks)
 
     @property
-    def worst(self) -> Seen | None:
+    def worst(self) -> RankWitnesses | None:
         """The rank whose prediction is farthest off; None where nothing was compared."""
         return max(
             (seen for seen in self.ranks if seen.error is not None),
@@ -152,7 +152,7 @@ class Verification:
     rungs: tuple[VerificationRun, ...]
 
     @property
-    def worst(self) -> tuple[VerificationRun, Seen] | None:
+    def worst(self) -> tuple[VerificationRun, RankWitnesses] | None:
         """The rung and rank whose prediction is farthest off."""
         found = [(rung, seen) for rung in self.rungs if (seen := rung.worst) is not None]
         return max(found, key=lambda pair: abs(pair[1].error or 0.0), default=None)
@@ -189,7 +189,7 @@ def verification_document(found: Verification) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _verified_rank_document(seen: Seen) -> dict[str, Any]:
+def _verified_rank_document(seen: RankWitnesses) -> dict[str, Any]:
     term = seen.worst
     return {
         "rank": seen.rank, "stage": seen.stage, "same_as": list(seen.same_as),
@@ -203,7 +203,7 @@ def _verified_rank_document(seen: Seen) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def instant_bytes_by_witness(seen: Seen) -> Iterator[tuple[Instant, dict[str, int | None]]]:
+def instant_bytes_by_witness(seen: RankWitnesses) -> Iterator[tuple[Instant, dict[str, int | None]]]:
     """Bytes of tensors at each instant, by each witness."""
     sheets: dict[Witness, Sheet | None] = {witness: getattr(seen, witness.value) for witness in Witness}
     for instant in Instant:

@@ -69,7 +69,7 @@ def search_changes(
         alone = next((tried for tried in singles if tried.fits), None)
         all_made = all_made if alone else _all_changes(spec, all_made, price)
         if found := alone or _fitting_list(spec, start, singles, all_made, price):
-            found = _told_once(spec, start, _drop_needless_changes(spec, start, found))
+            found = _merge_same_key(spec, start, _drop_needless_changes(spec, start, found))
             changes = with_implied_keys(spec, request, cluster, start.plan, found.changes, library)
             return Fix(changes=changes, device=found.verdict.device, host_bytes=found.host_bytes), ()
     tried = (*(one.made[0] for one in singles), *all_made.made)
@@ -152,7 +152,7 @@ def _drop_needless_changes(spec: ModelSpec, start: ChangedJob, found: ChangedJob
     return best
 
 
-def _told_once(spec: ModelSpec, start: ChangedJob, found: ChangedJob) -> ChangedJob:
+def _merge_same_key(spec: ModelSpec, start: ChangedJob, found: ChangedJob) -> ChangedJob:
     """Changes of one key as one, where making them at once comes to the same and no step raises the need:
     they are made where the first was, else where the last was.
     """
@@ -161,13 +161,13 @@ def _told_once(spec: ModelSpec, start: ChangedJob, found: ChangedJob) -> Changed
     if len(first) == len(every):
         return found
     for keys in (first, list(dict.fromkeys(every[::-1]))[::-1]):
-        told = _made_in_order(spec, start, found, keys)
+        told = _changes_in_order(spec, start, found, keys)
         if told is not None and told.fits:
             return told
     return found
 
 
-def _made_in_order(
+def _changes_in_order(
     spec: ModelSpec, start: ChangedJob, found: ChangedJob, keys: list[str]
 ) -> ChangedJob | None:
     """The changes of a list key by key, those of each as one."""

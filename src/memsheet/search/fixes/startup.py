@@ -19,7 +19,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.plan.sequence_length import derived_max_length
 from memsheet.resolve import resolve_request
-from memsheet.search.serve.asked_sequences import asked_sequences
+from memsheet.search.serve.asked_sequences import requested_sequences
 from memsheet.search.train.space import divisors
 from memsheet.sheet import Bytes
 
@@ -42,7 +42,7 @@ TIMES = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class StartupTrial:
     """What a server with some changes comes to. ``lacks``: bytes of a rank for one sequence, negative where
     they are left.
     """
@@ -87,7 +87,7 @@ def makes_room(
     return {**told, "makes_room_together": _startup_change_facts(together, lacks)} if together else told
 
 
-def _brings_nearer(found: Found, before: Found) -> bool:
+def _brings_nearer(found: StartupTrial, before: StartupTrial) -> bool:
     """Whether a change saves anything and its own question has a better answer: of a server that is expected
     to start, one that is sure to; of one that is not, one that may, or lacks less.
     """
@@ -101,7 +101,7 @@ def _brings_nearer(found: Found, before: Found) -> bool:
 ORDER = {Result.FITS: 0, Result.UNCERTAIN: 1, Result.DOES_NOT_FIT: 2}
 
 
-def _startup_change_facts(found: Found, lacks: Bytes) -> Mapping[str, Any]:
+def _startup_change_facts(found: StartupTrial, lacks: Bytes) -> Mapping[str, Any]:
     return {
         "changes": dict(found.changes), "result": found.result.value, "frees_bytes": int(lacks.value - found.lacks.value),
         "lacks_bytes": int(found.lacks.value),
@@ -175,7 +175,7 @@ def _more_gpus(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iter
 
 def _best_startup_change(
     model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, kind: list[Changes]
-) -> Found | None:
+) -> StartupTrial | None:
     """The first of a kind with which it is sure to start, else is expected to, else the one that leaves least
     to be found.
     """
@@ -188,8 +188,12 @@ def _best_startup_change(
 
 
 def _combined_startup_changes(
-    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, order: list[Found], gpus: list[Changes]
-) -> Found | None:
+    model: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    order: list[StartupTrial],
+    gpus: list[Changes],
+) -> StartupTrial | None:
     """Changes by what they free, one after another, on the fewest GPUs with which it is sure to start then,
     less those that are not needed; None where it never is.
     """
@@ -209,7 +213,7 @@ def _combined_startup_changes(
 
 def _all_of(
     model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, several: list[Changes]
-) -> Found | None:
+) -> StartupTrial | None:
     """A server that is sure to start with several changes."""
     found = _startup_trial(
         model, request, cluster, {key: value for one in several for key, value in one.items()}
@@ -219,7 +223,7 @@ def _all_of(
 
 def _startup_trial(
     model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, changes: Changes
-) -> Found | None:
+) -> StartupTrial | None:
     """The server with some changes; None where they are not legal."""
     asked = {
         key: value
@@ -237,9 +241,9 @@ def _startup_trial(
     verdict = verdict_on_start(judge_plan(model, plan, larger, sheets), lacks)
     wanted = request.get(WANTED)  # where nobody asks for any at once, a change is of the most that start
     wanted = changes.get("serving.max_sequences", wanted) if wanted else None
-    if wanted and (held := asked_sequences(model, plan, larger, wanted)) is not None:
+    if wanted and (held := requested_sequences(model, plan, larger, wanted)) is not None:
         verdict = verdict_on_held_sequences(verdict, held.wanted, held.held, held.missing_bytes)
-    return Found(changes=changes, plan=plan, lacks=lacks, result=verdict.result)
+    return StartupTrial(changes=changes, plan=plan, lacks=lacks, result=verdict.result)
 
 
 def _cluster_of_gpus(cluster: Cluster, gpus: Any) -> Cluster:
@@ -258,7 +262,7 @@ def _longest_starting_lengths(
     length = int(plan.serving.max_model_len or STEP)
     most = max(length, derived_max_length(model) or 0) // STEP  # what is asked may be expected to start
 
-    def at(steps: int) -> Found | None:
+    def at(steps: int) -> StartupTrial | None:
         return _startup_trial(model, asked, cluster, {"serving.max_model_len": steps * STEP})
 
     return {

@@ -319,7 +319,7 @@ def _kin_names(letters: str, model_type: str) -> list[str]:
     ]
 
 
-def _asked_length(plan: Plan) -> int:
+def _tokens_of_sequence(plan: Plan) -> int:
     """Tokens of a sequence."""
     trains = isinstance(plan.workload, Training)
     return int((plan.training.seq_len if trains else plan.serving.max_model_len) or 0)
@@ -353,7 +353,7 @@ def _smaller_model_way(
         return None
     near = filter(None, map(read, _kin_names(letters, spec.model_type)))
     smaller = [model for model in near if own // SMALLEST_SHARE <= int(parameter_count(model)) < own]
-    in_bits, length = _bits_of_name(request, plan), _asked_length(plan)
+    in_bits, length = _bits_of_name(request, plan), _tokens_of_sequence(plan)
     adapters = adapter_edits(request, plan) if isinstance(plan.workload, Training) else ()
     kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *adapters)
     for model in sorted(

@@ -16,7 +16,7 @@ from memsheet.plan.hardware import FP8_UNITS, is_older_device, unsupported_choic
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.resolve import resolve_request
-from memsheet.search.pool_room import group_share, pools_cache, tokens_asked
+from memsheet.search.pool_room import group_share, pools_cache, requested_tokens
 from memsheet.sheet import Bytes
 
 STEP = 64
@@ -43,13 +43,13 @@ class AskedSequences:
         }  # fmt: skip
 
 
-def asked_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int) -> AskedSequences | None:
+def requested_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int) -> AskedSequences | None:
     """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines
     whose cache is made for them.
     """
     if not pools_cache(plan) or plan.serving.phase == "load":
         return None
-    each, tokens = group_share(plan, wanted), tokens_asked(plan)
+    each, tokens = group_share(plan, wanted), requested_tokens(plan)
     room = sequence_room(model, plan, cluster)(tokens)
     held = Bytes(*(min(each, count) for count in (room.low, room.value, room.high)))
     facts = server_facts(model, plan, cluster, ())
@@ -90,7 +90,7 @@ def _sequences_of_request(
         plan = resolve_request(request, model, cluster).plan
         raise_if_problems(unsupported_choices(plan, cluster, model))
         account_rank(model, plan, cluster)
-        return asked_sequences(model, plan, cluster, int(plan.serving.max_sequences or 1))
+        return requested_sequences(model, plan, cluster, int(plan.serving.max_sequences or 1))
     except InputError:
         return None
 

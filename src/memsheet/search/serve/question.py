@@ -30,7 +30,7 @@ twice as many.
 NAMES = {"quantization.weights": "weights", "serving.kv_dtype": "a cache"}
 
 
-def asked_serving(
+def read_serving_question(
     spec: ModelSpec,
     cluster: Cluster,
     request: Mapping[str, Any],
@@ -51,7 +51,7 @@ def asked_serving(
             f"one of {', '.join(planned)}; `memsheet infer` accounts it",
         )
     raise_if_problems(check_request(request))
-    load, notes = _wanted_load(spec, request, wanted)
+    load, notes = _requested_load(spec, request, wanted)
     key, length = (
         "context" if wanted["context"] else "serving.max_model_len",
         max(load.context, request.get("serving.max_model_len") or 0),
@@ -71,13 +71,13 @@ def planned_engines() -> list[str]:
     return [engine.name for engine in sorted(planned, key=lambda one: not one.serving.pools_cache)]
 
 
-def _wanted_load(
+def _requested_load(
     spec: ModelSpec, request: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> tuple[Load, tuple[str, ...]]:
     prompt, output, pinned = (
         request.get(f"serving.{key}") for key in ("prompt_tokens", "output_tokens", "max_model_len")
     )
-    raise_if_problems(_wanted_problems(wanted, prompt, output, pinned))
+    raise_if_problems(_load_problems(wanted, prompt, output, pinned))
     asked = (prompt or 0) + (output or 0) if prompt or output else None
     context = wanted["context"] or pinned or asked or min(spec.max_positions or USUAL_CONTEXT, USUAL_CONTEXT)
     told = wanted["context"] or pinned or asked
@@ -93,7 +93,7 @@ def _wanted_load(
     return load, note
 
 
-def _wanted_problems(wanted: Mapping[str, Any], prompt: Any, output: Any, pinned: Any) -> Iterator[Problem]:
+def _load_problems(wanted: Mapping[str, Any], prompt: Any, output: Any, pinned: Any) -> Iterator[Problem]:
     for field, most in (("context", MAX_TOKENS), ("users", MAX_USERS)):
         value = wanted[field]
         if value is not None and (

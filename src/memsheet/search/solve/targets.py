@@ -22,7 +22,7 @@ from memsheet.search.fitting_edges import fitting_edges
 from memsheet.search.fixes.cheapest import cheapest_fix
 from memsheet.search.fixes.on_any_cluster import fewer_ways
 from memsheet.search.fixes.ways_to_fit import ways_to_fit
-from memsheet.search.pool_room import pools_cache, tokens_asked
+from memsheet.search.pool_room import pools_cache, requested_tokens
 from memsheet.search.solve.family import MOST_LAYERS
 from memsheet.search.trials import Question, Trials, Tried
 
@@ -170,7 +170,7 @@ def _prompt_range_notes(target: Target, request: Mapping[str, Any], solution: So
     """Why the range of what is served is wide."""
     plan = solution.shown.plan
     if target.task != "train" and pools_cache(plan):
-        tokens = tokens_asked(plan)
+        tokens = requested_tokens(plan)
         length = (
             "max_model_len"
             if tokens == plan.serving.max_model_len

@@ -35,7 +35,7 @@ class Axis:
     values: tuple[Value, ...] = ()
 
     @property
-    def asked(self) -> bool:
+    def is_question_key(self) -> bool:
         return self.name in ASKED
 
 
@@ -124,7 +124,7 @@ def stratum_axis_value(name: str, request: Mapping[str, Any], engine: str) -> Va
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AxisQuestion:
     """One question of a map, and where on the axes of the question it stands."""
 
     at: Mapping[str, Value]
@@ -132,16 +132,18 @@ class Asked:
     cluster: Cluster
 
 
-def axis_questions(axes: tuple[Axis, Axis], request: Mapping[str, Any], cluster: Cluster) -> Iterator[Asked]:
+def axis_questions(
+    axes: tuple[Axis, Axis], request: Mapping[str, Any], cluster: Cluster
+) -> Iterator[AxisQuestion]:
     """Every combination of the quantities of the question; one question where both axes are searched."""
-    asked = [Asked(at={}, request=request, cluster=cluster)]
+    asked = [AxisQuestion(at={}, request=request, cluster=cluster)]
     for axis in axes:
-        if axis.asked:
+        if axis.is_question_key:
             asked = [_question_at_value(one, axis.name, value) for one in asked for value in axis.values]
     yield from asked
 
 
-def _question_at_value(one: Asked, name: str, value: Value) -> Asked:
+def _question_at_value(one: AxisQuestion, name: str, value: Value) -> AxisQuestion:
     at = {**one.at, name: value}
     if name != "gpus":
         return replace(one, at=at, request={**one.request, name: value})
@@ -152,7 +154,7 @@ def axis_with_values(axis: Axis, request: Mapping[str, Any], cluster: Cluster) -
     """An axis of the question with values around what was asked, where none were given. Raises InputError for
     GPUs that fill no nodes.
     """
-    if not axis.asked:
+    if not axis.is_question_key:
         return axis
     if axis.values:
         for value in axis.values if axis.name == "gpus" else ():

@@ -23,7 +23,7 @@ from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute, depends_on_routing
 from memsheet.search.train.lattice import Array, Tally, refuse_rows, select_rows
 from memsheet.search.train.pipelines import (
-    Placed,
+    PipelineRank,
     group_ranks_by_form,
     merge_strata,
     placed_in,
@@ -274,10 +274,10 @@ def _host_short(one: Graded, space: Space) -> Array:
     return short | ((one.host_bytes > 0) & (one.host_bytes + one.device.low > shared))
 
 
-class _Places(dict[Hashable, tuple[Placed, ...]]):
+class _Places(dict[Hashable, tuple[PipelineRank, ...]]):
     """The ranks that are asked about, by pipeline."""
 
-    def of(self, stratum: Stratum) -> tuple[Placed, ...]:
+    def of(self, stratum: Stratum) -> tuple[PipelineRank, ...]:
         key = (stratum.plan.mesh.pp, stratum.plan.mesh.vpp, stratum.plan.layers_per_stage)
         found = self.get(key)
         if found is None:
@@ -353,7 +353,7 @@ def account_stratum(stratum: Stratum) -> Graded:
     return _account_pieces([stratum], [_Places().of(stratum)])[0]
 
 
-def _account_pieces(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]]) -> list[Graded]:
+def _account_pieces(batch: Sequence[Piece], ranks: Sequence[tuple[PipelineRank, ...]]) -> list[Graded]:
     own = [stratum_of_piece(piece) for piece in batch]
     found: list[dict[int, tuple[Bytes, Array]]] = [{} for _ in batch]
     for members in group_ranks_by_form(ranks):
@@ -366,7 +366,7 @@ def _account_pieces(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]])
     return [_graded_by_worst_stage(stratum, stages) for stratum, stages in zip(own, found, strict=True)]
 
 
-def _piece_totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
+def _piece_totals(batch: Sequence[Piece], ranks: Sequence[PipelineRank]) -> Totals:
     few, own = (
         [piece for piece in batch if isinstance(piece, Fewer)],
         [stratum_of_piece(piece) for piece in batch],

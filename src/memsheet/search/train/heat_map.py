@@ -21,8 +21,8 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.search.train.axes import (
     COUNTS,
-    Asked,
     Axis,
+    AxisQuestion,
     Value,
     axis_questions,
     axis_with_values,
@@ -182,7 +182,7 @@ class _Weigh:
 
     space: Space
     engine: str
-    asked: Asked
+    asked: AxisQuestion
     axes: tuple[str, str]
     shows: Shows
     scaled: Scaled

@@ -26,7 +26,7 @@ from memsheet.search.train.strata import Stratum, with_counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Placed:
+class PipelineRank:
     """A rank of a pipeline. ``kinds``: the chunks that are not alike, and which of these each chunk is."""
 
     rank: Rank
@@ -74,10 +74,10 @@ def _model_structure_key(model: ModelSpec) -> Hashable:
     return stacks, model.embeddings, model.head, model.extras, model.towers
 
 
-def placed_in(model: ModelSpec, plan: Plan) -> tuple[Placed, ...]:
+def placed_in(model: ModelSpec, plan: Plan) -> tuple[PipelineRank, ...]:
     """The ranks of a pipeline's stages that can hold most."""
     stages = deciding_stages(model, plan)
-    return tuple(Placed(rank=rank_of(model, plan, stage), stages=plan.mesh.pp) for stage in stages)
+    return tuple(PipelineRank(rank=rank_of(model, plan, stage), stages=plan.mesh.pp) for stage in stages)
 
 
 def stratum_choice_key(stratum: Stratum) -> Hashable:
@@ -91,13 +91,13 @@ def stratum_choice_key(stratum: Stratum) -> Hashable:
     )
 
 
-Members = Sequence[tuple[int, Placed]]
+Members = Sequence[tuple[int, PipelineRank]]
 """Strata by number, and the rank of each that is asked about."""
 
 
-def group_ranks_by_form(ranks: Sequence[tuple[Placed, ...]]) -> Iterator[Members]:
+def group_ranks_by_form(ranks: Sequence[tuple[PipelineRank, ...]]) -> Iterator[Members]:
     """The ranks of several strata, those of one form together; each stratum has one of them."""
-    found: dict[Hashable, list[tuple[int, Placed]]] = {}
+    found: dict[Hashable, list[tuple[int, PipelineRank]]] = {}
     for number, placed in enumerate(ranks):
         met: dict[Hashable, int] = {}
         for one in placed:
@@ -106,7 +106,7 @@ def group_ranks_by_form(ranks: Sequence[tuple[Placed, ...]]) -> Iterator[Members
     yield from found.values()
 
 
-def merge_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Rank, Plan]:
+def merge_strata(strata: Sequence[Stratum], ranks: Sequence[PipelineRank]) -> tuple[Rank, Plan]:
     """One rank and plan for all plans of some strata, one stratum after another."""
     if len(strata) == 1:
         return ranks[0].rank, strata[0].plan
@@ -128,7 +128,7 @@ def _merge_plans(strata: tuple[Stratum, ...]) -> Plan:
     return replace(plan, mesh=replace(plan.mesh, **counts))
 
 
-def sums_of_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> Sums:
+def sums_of_strata(strata: Sequence[Stratum], ranks: Sequence[PipelineRank]) -> Sums:
     """What the tensors of all plans of some strata add up to, one stratum after another. Where a routing is
     open its ends are accounted with it: what depends on it has a row for each of them, and a column for each
     plan; most of a step is the same.
@@ -138,7 +138,7 @@ def sums_of_strata(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> Sums:
         return sums_of(rank, plan)
     step = account_training_step(rank, _with_ends(tuple(strata)), engine_for(rank.model, plan))
     rows = sum(map(len, strata))
-    apart = {instant: _bytes_apart(bag, step.kept, rows) for instant, bag in step.bags.items()}
+    apart = {instant: _range_widths(bag, step.kept, rows) for instant, bag in step.bags.items()}
     return Sums(
         tensors={instant: _expected_sizes(bag.total, rows) for instant, bag in step.bags.items()},
         below={instant: below for instant, (below, _) in apart.items()},
@@ -156,7 +156,7 @@ def _with_ends(strata: tuple[Stratum, ...]) -> Plan:
     return replace(plan, routing=replace(plan.routing, spread=np.arange(len(ENDS_OF_ROUTING))[:, None]))
 
 
-def _bytes_apart(bag: BytesByPath, kept: ResidentState, rows: int) -> tuple[Any, Any]:
+def _range_widths(bag: BytesByPath, kept: ResidentState, rows: int) -> tuple[Any, Any]:
     """How far the ends of a bag's parts lie below and above what is expected."""
     below, above = (np.zeros(rows, dtype=np.int64) for _ in ENDS_OF_ROUTING[1:])
     routed = [size for key, size in bag.held.items() if key not in kept.ranges and np.ndim(size) > 1]
@@ -179,7 +179,7 @@ def _per_plan_column(numbers: Sequence[int], lengths: Array) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _merge_ranks(ranks: tuple[Placed, ...], plans: tuple[int, ...]) -> Rank:
+def _merge_ranks(ranks: tuple[PipelineRank, ...], plans: tuple[int, ...]) -> Rank:
     """One rank of so many plans each: the same object for all strata that differ in other choices."""
     lengths = np.array(plans)
     model, stage = (

@@ -372,7 +372,7 @@ def pareto_optimal_rows(timed: list[Timed]) -> list[tuple[float, int, int]]:
     number, row = np.concatenate(numbers), np.concatenate([one.fit for one in timed])
     seconds = np.concatenate([seconds_with_doubt(one.stratum, one.seconds) for one in timed])
     size = np.concatenate([np.asarray(one.graded.device.value)[one.fit] for one in timed])
-    asks = np.concatenate([np.full(len(one.fit), asked_besides(_choice_of(one))) for one in timed])
+    asks = np.concatenate([np.full(len(one.fit), other_costs(_choice_of(one))) for one in timed])
     found = list[tuple[float, int, int]]()
     for grade in sorted({int(one) for one in asks}):
         order = np.flatnonzero((asks & ~grade) == 0)
@@ -388,7 +388,7 @@ def seconds_with_doubt(stratum: Stratum, seconds: Array) -> Array:
     return seconds * (1 + HOST_DOUBT * plan_offloads(stratum.request))
 
 
-def asked_besides(choice: Request) -> int:
+def other_costs(choice: Request) -> int:
     """What a plan asks for that time and memory do not say, a bit each: memory of the host, an optimizer with
     other states, an engine whose sharding divides nothing.
     """
@@ -414,7 +414,7 @@ def plan_dominates(one: Planned, other: Planned) -> bool:
     """Whether a plan is no slower and no larger than another, better in one of them, and asks for nothing
     that the other does without.
     """
-    if asked_besides(one.request) & ~asked_besides(other.request) or one is other:
+    if other_costs(one.request) & ~other_costs(other.request) or one is other:
         return False
     mine, theirs = ((plan.seconds, plan.verdict.device.value) for plan in (one, other))
     return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs

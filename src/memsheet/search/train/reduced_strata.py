@@ -18,7 +18,7 @@ from memsheet.arith import row_codes
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.plan import Schedule
 from memsheet.search.train.lattice import Array, Rows, sequences_at_once
-from memsheet.search.train.pipelines import Placed, merge_strata, sums_of_strata
+from memsheet.search.train.pipelines import PipelineRank, merge_strata, sums_of_strata
 from memsheet.search.train.strata import Stratum, with_counts
 from memsheet.sheet import Instant
 
@@ -97,7 +97,7 @@ def _distinct_rows(stratum: Stratum, rows: Rows) -> ReducedStratum:
     )
 
 
-def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:
+def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[PipelineRank]) -> Sums:
     """What ``sums_of`` says of all plans, stratum by stratum."""
     steps, which = (
         sums_of_strata([one.steps.few for one in members], ranks),

@@ -35,7 +35,7 @@ from memsheet.trace.job import How, recording_context
 from memsheet.trace.modules import Modules, claim_parameters, fold_layer_indices
 from memsheet.trace.recorder import Recorder, Row
 from memsheet.trace.recordings.observe import NotRecordableError
-from memsheet.trace.recordings.parts import STANDS, Found, FoundPass
+from memsheet.trace.recordings.parts import STANDS, FoundPass, PartStorage
 from memsheet.trace.serving_job import GROWING, Slots, clear_prompt_cache, count_to, generates
 
 GIVEN_WORDS = frozenset({"input_ids", "attention_mask", "position_ids", "mm_token_type_ids"})
@@ -144,7 +144,7 @@ def _of_size(plan: Plan, sequences: int, tokens: int, prompt: int | None = None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class LayerElements:
     """Elements that a layer of a cache keeps of a sequence: of its ``tokens`` (the newest ``window`` of them
     where there is one), of states in fp32 and as computed, and of what an encoder ``read``. ``length``: the
     tokens it was handed; behind an encoder that has the prompt the first alone.
@@ -158,10 +158,10 @@ class Kept:
     length: int = 0
 
 
-def _kept_after(model: nn.Module, plan: Plan, how: How) -> list[Kept]:
+def _kept_after(model: nn.Module, plan: Plan, how: How) -> list[LayerElements]:
     """What each layer keeps after a prompt."""
 
-    def kept(generation: Generation) -> list[Kept]:
+    def kept(generation: Generation) -> list[LayerElements]:
         sequences, length = generation.ids.shape
         generate_next_token(generation, first=True)
         own = [_layer_kept(layer, sequences) for layer in cache_layers(generation.cache)]
@@ -176,7 +176,7 @@ def _kept_after(model: nn.Module, plan: Plan, how: How) -> list[Kept]:
         return run_generation(model, plan, "dynamic", how.device, kept)
 
 
-def _growing_cache(first: Kept, second: Kept) -> tuple[RecordedCache, int]:
+def _growing_cache(first: LayerElements, second: LayerElements) -> tuple[RecordedCache, int]:
     """A layer's cache, of what it keeps after prompts of two lengths, and the elements among it that it keeps
     of each sequence ahead of its tokens: of a picture, of a prefix that is learned.
     """
@@ -202,7 +202,7 @@ def _each_and_fixed(before: int, after: int, lengths: tuple[int, int]) -> tuple[
     return each, before - each * shorter
 
 
-def _check_ahead(several: list[tuple[RecordedCache, int]], kept: list[Kept]) -> None:
+def _check_ahead(several: list[tuple[RecordedCache, int]], kept: list[LayerElements]) -> None:
     """Raises NotRecordableError where what is kept ahead of tokens is more for a longer prompt."""
     for (cache, ahead), layer in zip(several, kept, strict=True):
         if ahead and layer.tokens != cache.token_elements * layer.length + ahead:
@@ -214,7 +214,7 @@ def _held_elements(layer: Any, sequences: int) -> int:
     return sum(_per(tensor, sequences) for tensor in held)
 
 
-def _layer_kept(layer: Any, sequences: int) -> Kept:
+def _layer_kept(layer: Any, sequences: int) -> LayerElements:
     """What a layer of a cache keeps of each sequence; numbers (of positions) by their width in bf16."""
     made = {"tokens": 0, "fp32": 0, "computed": 0}
     for name, value in vars(layer).items():
@@ -223,7 +223,7 @@ def _layer_kept(layer: Any, sequences: int) -> Kept:
                 state = "fp32" if tensor.dtype is torch.float32 else "computed"
                 wide = 1 if tensor.is_floating_point() else tensor.itemsize // torch.bfloat16.itemsize
                 made["tokens" if name in GROWING else state] += wide * _per(tensor, sequences)
-    return Kept(**made, window=getattr(layer, "sliding_window", None) or None)
+    return LayerElements(**made, window=getattr(layer, "sliding_window", None) or None)
 
 
 def _per(tensor: Tensor, count: int) -> int:
@@ -341,11 +341,11 @@ def _numbers(recorder: Recorder, there: set[int], span: range) -> dict[int, int]
 def _found_pass(recorder: Recorder, there: set[int], span: range, saved: list[int]) -> FoundPass:
     numbers = _numbers(recorder, there, span)
     return FoundPass(
-        storages=[_found(recorder.rows[row]) for row in numbers],
+        storages=[_part_storage(recorder.rows[row]) for row in numbers],
         forward=[(what, numbers[row]) for what, row in _events(recorder, there, span)],
         saved=[numbers[row] for row in saved if row in numbers],
     )
 
 
-def _found(row: Row) -> Found:
-    return Found(f"{fold_layer_indices(row.path)}/{row.part or row.op}", row.bytes, 0, "/" in row.op)
+def _part_storage(row: Row) -> PartStorage:
+    return PartStorage(f"{fold_layer_indices(row.path)}/{row.part or row.op}", row.bytes, 0, "/" in row.op)

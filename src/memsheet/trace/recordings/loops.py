@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from memsheet.frozen import dataclass, field
 from memsheet.recording import ALLOCATED, MADE_GRADIENT, PLACES, RELEASED
-from memsheet.trace.recordings.parts import Found, FoundPass
+from memsheet.trace.recordings.parts import FoundPass, PartStorage
 
 Symbol = tuple[str, str, int]
 GRAM = 4
@@ -33,7 +33,7 @@ def fold_loops(one: FoundPass) -> FoundPass:
 
 def loop_middles(symbols: Sequence[object]) -> Iterator[range]:
     """The turns but the first and the last of every loop in a row of events."""
-    following = _next_alike(symbols)
+    following = _next_repeat(symbols)
     at = 0
     while at < len(symbols):
         period = following[at] - at
@@ -45,7 +45,7 @@ def loop_middles(symbols: Sequence[object]) -> Iterator[range]:
             at += 1
 
 
-def _next_alike(symbols: Sequence[object]) -> list[int]:
+def _next_repeat(symbols: Sequence[object]) -> list[int]:
     """Of each event the place of the next with which as many begin alike; 0 where there is none."""
     later: dict[tuple[object, ...], int] = {}
     found = [0] * len(symbols)
@@ -161,7 +161,7 @@ class _Fold:
             storage = self.one.storages[place]
             total = sum(self.one.storages[each].bytes for each in alike)
             self.places.update(dict.fromkeys(alike, len(self.made.storages)))
-            self.made.storages.append(Found(storage.path, total, storage.width, storage.hidden))
+            self.made.storages.append(PartStorage(storage.path, total, storage.width, storage.hidden))
         return self.places[place]
 
     def _joined_places(self, place: int) -> list[int]:

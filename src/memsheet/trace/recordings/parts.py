@@ -27,7 +27,7 @@ WORDS = frozenset({"input_ids", "labels"})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PartStorage:
     """A storage of a part: its bytes at the size that was run."""
 
     path: str
@@ -40,7 +40,7 @@ class Found:
 class FoundPass:
     """As ``recording.RecordedPass``, with bytes in place of functions."""
 
-    storages: list[Found] = field(default_factory=list)
+    storages: list[PartStorage] = field(default_factory=list)
     forward: list[tuple[str, int]] = field(default_factory=list)
     backward: list[tuple[str, int]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
@@ -60,10 +60,10 @@ class FoundRun:
     loss: FoundPass
     layers: tuple[FoundPass, ...]
     light: tuple[FoundPass | None, ...]
-    shared: tuple[Found, ...]
-    masks: tuple[Found, ...]
-    until_loss: tuple[Found, ...]
-    named: tuple[Found, ...]
+    shared: tuple[PartStorage, ...]
+    masks: tuple[PartStorage, ...]
+    until_loss: tuple[PartStorage, ...]
+    named: tuple[PartStorage, ...]
 
 
 def cut_step(step: Step, untrained: int = 0) -> FoundRun:
@@ -181,21 +181,23 @@ class _Cutter:
             masks=tuple(self._of_all(lambda gone: 1 < gone < self._loss)),
             until_loss=tuple(self._of_all(lambda gone: gone == self._loss)),
             named=tuple(
-                self._found(row) for row, window in enumerate(self.made) if self._named_by_loop(row, window)
+                self._storage_of_row(row)
+                for row, window in enumerate(self.made)
+                if self._named_by_loop(row, window)
             ),
         )
 
-    def _inputs(self) -> Iterable[Found]:
+    def _inputs(self) -> Iterable[PartStorage]:
         """What this step is given beside words and labels."""
         for row, gone in zip(self.rows, self.gone, strict=True):
             if row.component is Component.INPUTS and row.path not in WORDS and gone >= 0:
-                yield Found(row.path, row.bytes)
+                yield PartStorage(row.path, row.bytes)
 
-    def _of_all(self, belongs: object) -> Iterable[Found]:
+    def _of_all(self, belongs: object) -> Iterable[PartStorage]:
         """What was made before the layers and is no layer's."""
         for row, window in enumerate(self.made):
             if window == 0 and row != self.step.inputs.get(0) and belongs(self.gone[row]):  # type: ignore[operator]
-                yield self._found(row)
+                yield self._storage_of_row(row)
 
     def _layer(self, layer: int) -> tuple[FoundPass, FoundPass | None]:
         forward, backward = self._forward_of(layer), self._backward_of(layer)
@@ -396,14 +398,14 @@ class _Cutter:
 
     def _add(self, made: FoundPass, number: dict[int, int], row: int, path: str = "") -> None:
         number[row] = len(made.storages)
-        made.storages.append(self._found(row, path))
+        made.storages.append(self._storage_of_row(row, path))
 
-    def _found(self, row: int, path: str = "") -> Found:
+    def _storage_of_row(self, row: int, path: str = "") -> PartStorage:
         found = self.rows[row]
         claimed = self.claimed.get(row)
         if claimed is not None:
-            return Found(fold_layer_indices(claimed[1].rpartition(".")[0]), found.bytes, claimed[2])
-        return Found(path or _path_of(found), found.bytes, 0, "/" in found.op)
+            return PartStorage(fold_layer_indices(claimed[1].rpartition(".")[0]), found.bytes, claimed[2])
+        return PartStorage(path or _path_of(found), found.bytes, 0, "/" in found.op)
 
 
 def _path_of(row: Row) -> str:

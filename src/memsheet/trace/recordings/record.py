@@ -84,7 +84,7 @@ from memsheet.trace.recordings.observe import (
     Step,
     observe_steps,
 )
-from memsheet.trace.recordings.parts import Found, FoundPass, FoundRun, cut_step
+from memsheet.trace.recordings.parts import FoundPass, FoundRun, PartStorage, cut_step
 from memsheet.trace.recordings.shallow import Shallow, build_shallow_model
 from memsheet.trace.recordings.sizes import (
     LOOPED,
@@ -510,7 +510,7 @@ def _followed(observe: Callable[[How], list[Seen]], sizes: Sequence[Size]) -> li
     return found
 
 
-def _solved_each(found: Sequence[Sequence[Found]], sizes: Sequence[Size]) -> Iterator[tuple[str, Any]]:
+def _solved_each(found: Sequence[Sequence[PartStorage]], sizes: Sequence[Size]) -> Iterator[tuple[str, Any]]:
     if len({len(one) for one in found}) > 1:
         raise NoFunctionError("what its layers share is not the same at every size")
     for same in zip(*found, strict=True):
@@ -568,7 +568,7 @@ def without_places(one: FoundPass, gone: frozenset[int]) -> FoundPass:
     )
 
 
-def _terms(same: Sequence[Found], sizes: Sequence[Size]) -> Any:
+def _terms(same: Sequence[PartStorage], sizes: Sequence[Size]) -> Any:
     bytes_at = [one.bytes for one in same]
     if len(sizes) == 1:
         return ((bytes_at[0], 0, 0),)

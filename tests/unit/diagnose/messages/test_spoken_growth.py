@@ -10,7 +10,7 @@ import pytest
 from tests.unit.diagnose.corpus import FULL_CARD
 
 from memsheet.diagnose.message import Cause
-from memsheet.diagnose.messages.spoken_growth import spoken_growth
+from memsheet.diagnose.messages.spoken_growth import growth_in_prose
 from memsheet.diagnose.verdict import diagnose_texts
 
 BARE = "torch.OutOfMemoryError: CUDA out of memory."
@@ -51,7 +51,7 @@ def test_figures_of_a_sentence_that_grow_evenly_are_a_leak_and_others_are_not(
     grown, even, falling, jump = (20, 34, 47, 61), (20, 20, 20, 20), (47, 34, 20, 18), (4, 40, 41, 70)
     assert diagnose_texts({"log": f"{sentence.format(*grown)}\n{message}"}).cause is Cause.LEAK
     for sizes in (even, falling, jump):
-        assert spoken_growth(sentence.format(*sizes)) == ()
+        assert growth_in_prose(sentence.format(*sizes)) == ()
         assert diagnose_texts({"log": f"{sentence.format(*sizes)}\n{message}"}).cause is not Cause.LEAK
 
 
@@ -65,7 +65,7 @@ def test_figures_of_a_sentence_that_grow_evenly_are_a_leak_and_others_are_not(
     ],
 )  # fmt: skip
 def test_figures_that_grow_for_something_else_are_none(said: str) -> None:
-    assert spoken_growth(said) == ()
+    assert growth_in_prose(said) == ()
     assert diagnose_texts({"log": f"{said}\n{FULL_CARD}"}).cause is Cause.REAL_NEED
 
 

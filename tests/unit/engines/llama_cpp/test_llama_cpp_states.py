@@ -12,7 +12,7 @@ from memsheet import infer
 from memsheet.engines.llama_cpp.weights import stored_tensors
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
-from memsheet.exchange.joined_files import asked_of
+from memsheet.exchange.joined_files import written_request
 from memsheet.plan.document import plan_document
 from memsheet.questions.recognised_files import PARSERS
 from memsheet.readers.hf_config import read_hf_config
@@ -193,7 +193,7 @@ def test_versions_of_which_a_hybrids_graph_is_not_known_are_refused(version: str
 def test_a_hybrids_command_reads_back() -> None:
     answer = served(NINE, "1xRTX4090", sequences=2)
     document = plan_document(answer.plan, model="unsloth/Qwen3.5-9B-GGUF:Q4_K_M", cluster=None)
-    asked = asked_of(document, gpus=1, nodes=1, accumulation=1)
+    asked = written_request(document, gpus=1, nodes=1, accumulation=1)
     form = find_format("llama.cpp")
     found = read_text(form.file, write_format_files(form, asked)[form.file], PARSERS)
     assert (found.unknown, found.unmodelled) == ((), ())

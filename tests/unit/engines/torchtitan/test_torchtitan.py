@@ -14,7 +14,7 @@ from memsheet.engines.torchtitan.facts import VERSIONS, layers_of_stages, versio
 from memsheet.errors import InputError
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.replay.order import Told
+from memsheet.formulas.replay.order import StepContext
 from memsheet.formulas.replay.script import Lifetimes
 from memsheet.formulas.replay.steps import replay_script, script_of_steps, steady_reserved_bytes
 from memsheet.plan.engine import Sharding
@@ -308,9 +308,9 @@ UNITS = Sharding.PER_PARAMETER_SHARDS
 def reserved_without_end(stage: StageLayers, plan: Plan, room: Bytes | None = None) -> Bytes:
     """What a script reserves that leaves nothing out."""
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
-    script, start = script_of_steps(stage, plan, expected, Told(), UNITS)
+    script, start = script_of_steps(stage, plan, expected, StepContext(), UNITS)
     most = script.live_peak(start)
-    found = steady_reserved_bytes(stage, plan, room, Told(), UNITS, Bytes.exact(most), most)
+    found = steady_reserved_bytes(stage, plan, room, StepContext(), UNITS, Bytes.exact(most), most)
     assert found is not None
     return found.bytes
 
@@ -321,7 +321,7 @@ def reserved_without_end(stage: StageLayers, plan: Plan, room: Bytes | None = No
 def test_a_script_takes_once_and_gives_once(options: dict[str, Any]) -> None:
     stage, plan = walked(**options)
     for lifetimes in Lifetimes:
-        script, _ = script_of_steps(stage, plan, lifetimes, Told(), UNITS)
+        script, _ = script_of_steps(stage, plan, lifetimes, StepContext(), UNITS)
         there: set[int] = set()
         for event in script.events:
             if event >= 0:
@@ -349,7 +349,7 @@ def test_a_script_asks_for_what_the_sheet_holds() -> None:
         {"compile": True, **BY_OPERATION},
     ):
         stage, plan = walked(**options)
-        script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, Told(), UNITS)
+        script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, StepContext(), UNITS)
         held = top = 0
         for at, event in enumerate(script.events):
             held += script.sizes[event] if event >= 0 else -script.sizes[~event]
@@ -374,7 +374,7 @@ def test_less_is_reserved_where_there_is_less_room() -> None:
 
 def test_pools_of_streams_do_not_share() -> None:
     stage, plan = walked(recompute="full")
-    script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, Told(), UNITS)
+    script, start = script_of_steps(stage, plan, Lifetimes.RECORDED, StepContext(), UNITS)
     apart = replay_script(script, start, Settings())
     script.streams[:] = [0] * len(script.streams)
     together = replay_script(script, start, Settings())
@@ -403,7 +403,7 @@ def test_scripts_of_the_librarys_models_ask_for_what_their_sheets_hold(
         walk_stage_layers(spec, plan, found, release=False),
         plan,
         Lifetimes.RECORDED,
-        Told(),
+        StepContext(),
         found.sharding,
     )
     held = top = 0

@@ -16,7 +16,7 @@ from memsheet.engines.vllm.pictures import (
     shown_pictures,
     tower_run_bytes,
 )
-from memsheet.engines.vllm.releases import Shown
+from memsheet.engines.vllm.releases import ProfiledPictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.model import ModelSpec, Picture
@@ -94,8 +94,13 @@ def test_a_picture_larger_than_a_batch_is_shown_alone() -> None:
 
 def test_what_is_as_long_already_is_not_copied() -> None:
     whole = Picture(embeddings=576, places=576, pixels=1)
-    assert copied_rows(whole, plan(), Shown.PICTURE) == 0 < copied_rows(whole, plan(), Shown.BATCH) == 8192
-    assert copied_rows(whole, plan(max_batched_tokens=576), Shown.BATCH) == 0
+    assert (
+        copied_rows(whole, plan(), ProfiledPictures.PICTURE)
+        == 0
+        < copied_rows(whole, plan(), ProfiledPictures.BATCH)
+        == 8192
+    )
+    assert copied_rows(whole, plan(max_batched_tokens=576), ProfiledPictures.BATCH) == 0
 
 
 @pytest.mark.parametrize(

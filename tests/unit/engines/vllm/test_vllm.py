@@ -15,7 +15,7 @@ from memsheet import catalog
 from memsheet.budget import Answer, Result, verdict_on_start
 from memsheet.cli import main
 from memsheet.engines.vllm.facts import RELEASES, release_of, stage_layer_counts
-from memsheet.engines.vllm.pages import Kept, kinds_of, layout_of, sequence_blocks, state_page_bytes
+from memsheet.engines.vllm.pages import CacheReach, kinds_of, layout_of, sequence_blocks, state_page_bytes
 from memsheet.engines.vllm.sampling import sort_scratch_bytes, sorted_sampler_bytes
 from memsheet.errors import InputError
 from memsheet.formulas.serving.kv_cache import caching_layers
@@ -88,15 +88,15 @@ def test_heads_are_copied_where_ranks_are_more() -> None:
 
 def test_windows_have_groups_of_as_many_layers_as_the_rarest_kind() -> None:
     gemma = layout("gemma-3-27b")
-    assert [(group.kept, group.layers) for group in gemma.groups] == [(Kept.WINDOW, 10)] * 6 + [
-        (Kept.ALL, 10)
+    assert [(group.kept, group.layers) for group in gemma.groups] == [(CacheReach.WINDOW, 10)] * 6 + [
+        (CacheReach.ALL, 10)
     ]  # 52 windows, 8 of padding
     assert gemma.block_bytes == 10 * 16 * 2 * 16 * 128 * 2
-    assert [group.kept for group in layout("gpt-oss-20b").groups] == [Kept.WINDOW, Kept.ALL]
+    assert [group.kept for group in layout("gpt-oss-20b").groups] == [CacheReach.WINDOW, CacheReach.ALL]
 
 
 def test_before_groups_windows_were_kept_whole() -> None:
-    assert {group.kept for group in layout("gemma-3-27b", "0.8.5").groups} == {Kept.ALL}
+    assert {group.kept for group in layout("gemma-3-27b", "0.8.5").groups} == {CacheReach.ALL}
 
 
 def test_groups_take_the_larger_size_where_kinds_are_nearly_as_many() -> None:
@@ -118,7 +118,7 @@ def fields(kind: Any) -> dict[str, Any]:
 def test_beside_states_a_page_of_attention_holds_a_state() -> None:
     found = layout("jamba-v0.1")
     state = 8192 * 16 * 2 + 8192 * 4 * 2  # recurrent and convolution state of a mamba layer
-    attention = next(group for group in found.groups if group.kept is Kept.ALL)
+    attention = next(group for group in found.groups if group.kept is CacheReach.ALL)
     assert attention.page_bytes >= state > (attention.block_tokens - 16) * 2 * 8 * 128 * 2
     assert {group.page_bytes for group in found.groups} == {attention.page_bytes}
 
@@ -129,8 +129,8 @@ def test_longer_sequences_never_take_fewer_blocks(name: str, release: Any) -> No
     found = layout(name, release.tag)
     sizes = [sequence_blocks(found, tokens, release) for tokens in (1, 16, 17, 1000, 8192, 32768)]
     assert sizes == sorted(sizes)
-    if {group.kept for group in found.groups} == {Kept.WINDOW, Kept.ALL}:
-        full = sum(1 for group in found.groups if group.kept is Kept.ALL)
+    if {group.kept for group in found.groups} == {CacheReach.WINDOW, CacheReach.ALL}:
+        full = sum(1 for group in found.groups if group.kept is CacheReach.ALL)
         grown = sequence_blocks(found, 32768, release) - sequence_blocks(found, 16384, release)
         assert grown == full * 16384 // 16  # beyond its window only full attention grows
 

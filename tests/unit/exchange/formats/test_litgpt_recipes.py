@@ -10,7 +10,7 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange import read_text
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.recognised_files import recognise_files
 
@@ -20,7 +20,7 @@ train: {micro_batch_size: 2, global_batch_size: 8, max_seq_length: 512}
 """
 
 
-def reading(text: str, name: str = "config.yaml") -> Read:
+def reading(text: str, name: str = "config.yaml") -> FileReading:
     return read_text(name, text, {"json": parse_json, "yaml": parse_yaml})
 
 

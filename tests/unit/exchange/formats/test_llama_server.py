@@ -11,7 +11,7 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
-from memsheet.exchange.joined_files import asked_of
+from memsheet.exchange.joined_files import written_request
 from memsheet.exchange.shared.gguf_names import gguf_model_name
 from memsheet.plan.document import plan_document
 from memsheet.questions.recognised_files import PARSERS
@@ -137,7 +137,7 @@ def test_what_is_written_reads_back(name: str, options: dict[str, Any]) -> None:
     model = "qwen3-30b-a3b"
     answer = memsheet.infer(model, engine="llama.cpp", gpus="1xH100-80GB", quantize="gguf:Q4_K_M", **options)
     document = plan_document(answer.plan, model="unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M", cluster=None)
-    asked = asked_of(document, gpus=1, nodes=1, accumulation=1)
+    asked = written_request(document, gpus=1, nodes=1, accumulation=1)
     form = find_format(name)
     if name == "ollama" and options.keys() & {"sequences", "host_experts", "kv_dtype", "attention"}:
         with pytest.raises(InputError, match=r"Ollama"):

@@ -11,7 +11,7 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange import read_text
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 
 MPT = """variables: {length: 1024, of: "${length}"}
@@ -30,7 +30,7 @@ LLAMA = MPT.replace(
 )
 
 
-def reading(text: str, name: str = "train.yaml") -> Read:
+def reading(text: str, name: str = "train.yaml") -> FileReading:
     return read_text(name, text, {"json": parse_json, "yaml": parse_yaml})
 
 

@@ -10,7 +10,7 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.exchange import read_text
 from memsheet.exchange.formats.nanotron import nanotron_described_sizes
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 
 LLAMA = """general: {project: p}
@@ -23,7 +23,7 @@ tokens: {sequence_length: 128, micro_batch_size: 2, batch_accumulation_per_repli
 """
 
 
-def reading(text: str) -> Read:
+def reading(text: str) -> FileReading:
     return read_text("config.yaml", text, {"json": parse_json, "yaml": parse_yaml})
 
 

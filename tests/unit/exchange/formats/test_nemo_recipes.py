@@ -11,7 +11,7 @@ from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange import read_text
 from memsheet.exchange.formats.nemo.recipes import RECIPES
-from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.named_models import bundled_name
 
@@ -36,7 +36,7 @@ recipe.peft.dim = 4
 """
 
 
-def reading(text: str, name: str = "train.py") -> Read:
+def reading(text: str, name: str = "train.py") -> FileReading:
     return read_text(name, text, {"json": parse_json, "yaml": parse_yaml})
 
 

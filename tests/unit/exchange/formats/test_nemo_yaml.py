@@ -11,7 +11,7 @@ from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.config_references import with_references
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 
 GPT = """name: megatron_gpt
@@ -47,7 +47,7 @@ model:
 """
 
 
-def reading(text: str) -> Read:
+def reading(text: str) -> FileReading:
     return read_text("config.yaml", text, {"json": parse_json, "yaml": parse_yaml})
 
 

@@ -10,7 +10,7 @@ import pytest
 import memsheet
 from memsheet.cli import main
 from memsheet.exchange import TRAINS_TOO, read_text
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 
 LORA = """NPROC_PER_NODE=2 \\
@@ -24,7 +24,7 @@ MEGATRON = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B-Instruct --max
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 
 
-def reading(text: str) -> Read:
+def reading(text: str) -> FileReading:
     return read_text("train.sh", text, PARSERS)
 
 

@@ -12,7 +12,7 @@ from memsheet import catalog
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
-from memsheet.exchange.joined_files import asked_of, join_files
+from memsheet.exchange.joined_files import join_files, written_request
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING, share_of_card
 from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document
@@ -179,7 +179,7 @@ def _resolved(name: str, request: dict[str, Any]) -> tuple[Any, dict[str, Any], 
     served = read_model(name, catalog=catalog.find_model, names=catalog.model_names())
     plan = resolve_request(request, served, machines).plan
     document = plan_document(plan, model=name, cluster=machines)
-    return plan, asked_of(document, gpus=count, nodes=1, accumulation=1), served, machines
+    return plan, written_request(document, gpus=count, nodes=1, accumulation=1), served, machines
 
 
 @pytest.mark.parametrize(

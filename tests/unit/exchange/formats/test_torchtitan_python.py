@@ -11,8 +11,8 @@ import pytest
 from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, of_version, read_text, write_format_files
-from memsheet.exchange.joined_files import asked_of, join_files
-from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.joined_files import join_files, written_request
+from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.exchange.shared.python_config import read_module, returned_configs
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.device import cluster_of
@@ -31,7 +31,7 @@ ASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def reading(text: str) -> Read:
+def reading(text: str) -> FileReading:
     return read_text("a.py", text, PARSERS)
 
 
@@ -270,7 +270,7 @@ def test_random_legal_plans_read_back() -> None:
             plan = resolve_request(request, tiny, machines).plan
         except InputError:
             continue
-        wanted = asked_of(
+        wanted = written_request(
             plan_document(plan, model="llama-tiny", cluster=machines),
             gpus=count,
             nodes=1,

@@ -13,7 +13,7 @@ from memsheet.cli import main
 from memsheet.exchange import read_text
 from memsheet.exchange.formats.torchtune import shipped
 from memsheet.exchange.shared.config_commands import TUNE_FILE
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.workload import Training
 from memsheet.report.shared.checked import Checked
@@ -39,7 +39,7 @@ LORA = FULL.replace(
 QLORA = LORA.replace(".lora_", ".qlora_")
 
 
-def reading(text: str) -> Read:
+def reading(text: str) -> FileReading:
     return read_text("config.yaml", text, {"json": parse_json, "yaml": parse_yaml})
 
 

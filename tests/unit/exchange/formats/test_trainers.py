@@ -15,7 +15,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import join_files
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -35,19 +35,19 @@ PLAN: dict[str, Any] = {
 SIXTEEN = ("parameters", "compute", "gradients", "reduce", "moments")
 
 
-def reading(base: dict[str, Any], **changes: Any) -> Read:
+def reading(base: dict[str, Any], **changes: Any) -> FileReading:
     return read_text("a.yaml", yaml.safe_dump({**base, **changes}), PARSERS)
 
 
-def axolotl(**changes: Any) -> Read:
+def axolotl(**changes: Any) -> FileReading:
     return reading(AXOLOTL, **changes)
 
 
-def factory(**changes: Any) -> Read:
+def factory(**changes: Any) -> FileReading:
     return reading(FACTORY, **changes)
 
 
-def precision(found: Read) -> dict[str, Any]:
+def precision(found: FileReading) -> dict[str, Any]:
     return {
         key.rpartition(".")[2]: value
         for key, value in found.request.items()

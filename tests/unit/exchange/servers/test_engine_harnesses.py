@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memsheet.exchange.servers.engine_harnesses import harness_servers
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_yaml
 from memsheet.questions.launches import started_servers
 from memsheet.questions.recognised_files import recognise_files
@@ -33,7 +33,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def reads_of(text: str) -> list[Read]:
+def reads_of(text: str) -> list[FileReading]:
     return list(recognise_files({"run.sh": f"{text}\n"}, ())[0].values())
 
 

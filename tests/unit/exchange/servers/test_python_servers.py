@@ -6,7 +6,7 @@ import pytest
 
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.file_format import MORE as FURTHER_WORDS
-from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.named_models import unnamed_words
 
@@ -22,7 +22,7 @@ parser.add_argument("--max-len", type=int{length})
 """
 
 
-def python(text: str) -> Read:
+def python(text: str) -> FileReading:
     return read_text("a.py", text, PARSERS)
 
 

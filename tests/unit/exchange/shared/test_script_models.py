@@ -12,7 +12,7 @@ from memsheet import check
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.workload import Training
@@ -67,7 +67,7 @@ def script(form: str, dtype: str = "") -> str:
     return HEAD + NAMED[form].format(dtype=dtype)
 
 
-def reading(text: str) -> Read:
+def reading(text: str) -> FileReading:
     return read_text("train.py", text, PARSERS)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
-from memsheet.exchange.joined_files import asked_of, join_files
+from memsheet.exchange.joined_files import join_files, written_request
 from memsheet.exchange.shared import serve_script as around
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES
@@ -62,7 +62,7 @@ def reading(text: str, name: str = "serve.sh") -> Any:
 def asked(plan: Plan, machines: Any, name: str = "llama-tiny") -> dict[str, Any]:
     document = plan_document(plan, model=name, cluster=machines)
     experts = name in catalog.model_names() and has_experts(model(name))
-    return asked_of(document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=1, experts=experts)
+    return written_request(document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=1, experts=experts)
 
 
 @st.composite

@@ -13,7 +13,7 @@ import yaml
 import memsheet
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.compose_env import dotenv_values, with_dotenv_values
-from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -33,7 +33,7 @@ ENGINES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def reading(*services: dict[str, Any]) -> Read:
+def reading(*services: dict[str, Any]) -> FileReading:
     return read_text(
         "compose.yaml",
         yaml.safe_dump({"services": {f"s{at}": one for at, one in enumerate(services)}}, sort_keys=False),

@@ -8,7 +8,7 @@ import pytest
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.mistakes.scripts import SCRIPTS
-from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.exchange.shared.prepared_base import prepared_bytes
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import check_configuration_files
@@ -31,7 +31,7 @@ ARGS = (
 )
 
 
-def reading(text: str) -> Read:
+def reading(text: str) -> FileReading:
     return read_text("train.py", text, PARSERS)
 
 

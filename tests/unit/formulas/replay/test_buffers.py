@@ -9,7 +9,7 @@ import pytest
 
 import memsheet
 from memsheet.formulas.replay.buffers import GradientBuffers
-from memsheet.formulas.replay.order import Buffers, Told
+from memsheet.formulas.replay.order import Buffers, StepContext
 from memsheet.formulas.replay.script import Lifetimes, Script
 from memsheet.formulas.replay.steps import REPLAYED_SHARES, is_equal_step_replayable, script_of_steps
 from memsheet.plan.engine import Sharding
@@ -18,7 +18,7 @@ from memsheet.sheet import Component
 from small_stage import part, planned, stage
 
 BUFFERED = Sharding.DISTRIBUTED_OPTIMIZER
-TOLD = Told(beside=7, buffers=Buffers(800, 900, 304, 608), stepping=11)
+TOLD = StepContext(beside=7, buffers=Buffers(800, 900, 304, 608), stepping=11)
 
 
 def words(script: Script, start: int = 0) -> list[str]:
@@ -32,7 +32,7 @@ def planned_stages(gpus: int = 1, **request: Any) -> Any:
     return planned(gpus, engine="megatron", **{"zero": 1, **request})
 
 
-def loaded(told: Told, gpus: int = 1, **request: Any) -> list[str]:
+def loaded(told: StepContext, gpus: int = 1, **request: Any) -> list[str]:
     run = GradientBuffers(stage(layers=1), planned_stages(gpus, **request), Lifetimes.RECORDED, told)
     run.load()
     return words(run.script)
@@ -135,7 +135,7 @@ def test_a_stage_runs_as_many_micro_batches_ahead_as_stages_are_behind(
     stage_number: int, passes: str
 ) -> None:
     plan = planned_stages(2, **{"mesh.pp": 2, "global_batch": 3 * 8})
-    told = Told(buffers=Buffers(0, 0, 0, 0), stage=stage_number)
+    told = StepContext(buffers=Buffers(0, 0, 0, 0), stage=stage_number)
     seen: list[str] = []
 
     class Seen(GradientBuffers):

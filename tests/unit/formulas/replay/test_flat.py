@@ -9,14 +9,14 @@ from typing import Any
 
 from memsheet.formulas.groups import Layers, StageLayers
 from memsheet.formulas.replay.flat import FlatUnits
-from memsheet.formulas.replay.order import Told
+from memsheet.formulas.replay.order import StepContext
 from memsheet.formulas.replay.script import CASTS, GATHERS, REDUCES, Lifetimes
 from memsheet.formulas.replay.steps import script_of_steps
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
 from small_stage import group, part, planned
 
-TOLD = Told(9)
+TOLD = StepContext(9)
 
 
 def stage() -> StageLayers:
@@ -28,7 +28,7 @@ def stage() -> StageLayers:
     return StageLayers(embeddings, (Layers((layer,), 2),), head, loss, False)
 
 
-def played(how: Told = TOLD, **request: Any) -> tuple[str, str]:
+def played(how: StepContext = TOLD, **request: Any) -> tuple[str, str]:
     """What is made before the first step, and the second one."""
     plan = planned(4, **{"engine": "fsdp1", **request})
     script, start = script_of_steps(stage(), plan, Lifetimes.RECORDED, how, Sharding.FLAT_SHARDS)
@@ -48,7 +48,7 @@ def test_units_are_joined_on_the_device_before_they_are_cut() -> None:
     """Layers, then the root; and when the first forward comes, each once in every form that it will have."""
     layer = "+96 +96 -96 +24 -96"
     assert played()[0] == f"+9 {layer} {layer} +160 +48 +208 -160 -48 +52 -208 {LAZY}"
-    assert played(Told(9, joined_on_host=True))[0] == f"+9 +24 +24 +52 {LAZY}"
+    assert played(StepContext(9, joined_on_host=True))[0] == f"+9 +24 +24 +52 {LAZY}"
 
 
 def test_the_root_stays_gathered_and_comes_last() -> None:
@@ -67,7 +67,7 @@ def test_the_root_stays_gathered_and_comes_last() -> None:
 
 def test_a_host_ahead_waits_for_the_first_of_two() -> None:
     """_limiter_utils.py: what was let go of comes back when the second unit after it is gathered."""
-    units = [word for word in played(Told(9, host_ahead=True))[1].split() if word[-1] == "g"]
+    units = [word for word in played(StepContext(9, host_ahead=True))[1].split() if word[-1] == "g"]
     steady = [word for word in played()[1].split() if word[-1] == "g"]
     assert [word for word in units if word[0] == "+"] == [word for word in steady if word[0] == "+"]
     assert steady[:4] == ["+104g", "+48g", "-48g", "+48g"]
@@ -77,7 +77,7 @@ def test_a_host_ahead_waits_for_the_first_of_two() -> None:
 
 def test_without_prefetch_a_unit_is_gathered_when_the_one_behind_is_through() -> None:
     plan = planned(4, engine="fsdp1")
-    run = FlatUnits(stage(), plan, Lifetimes.RECORDED, Told())
+    run = FlatUnits(stage(), plan, Lifetimes.RECORDED, StepContext())
     run.wrapping = replace(engine_of(plan).flat_wrapping, prefetches=False)
     run.load()
     begin = len(run.script.events)
@@ -91,7 +91,7 @@ def test_without_prefetch_a_unit_is_gathered_when_the_one_behind_is_through() ->
 
 
 def test_the_first_rank_steps_what_lies_in_its_part() -> None:
-    run = FlatUnits(stage(), planned(4, engine="fsdp1"), Lifetimes.RECORDED, Told())
+    run = FlatUnits(stage(), planned(4, engine="fsdp1"), Lifetimes.RECORDED, StepContext())
     assert [(h.path, elements) for h, elements in run.stepped()] == [
         ("layer", 6),
         ("layer", 6),

@@ -12,7 +12,7 @@ import pytest
 
 from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.replay import partitioned
-from memsheet.formulas.replay.order import Told
+from memsheet.formulas.replay.order import StepContext
 from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Script
 from memsheet.formulas.replay.steps import script_of_steps
 from memsheet.formulas.sharding.partitioned_buckets import Buckets
@@ -21,7 +21,7 @@ from memsheet.plan.dtypes import BF16
 from memsheet.plan.engine import Sharding
 from small_stage import group, part, planned
 
-TOLD = Told(9)
+TOLD = StepContext(9)
 BUCKET = "1000000000"
 """Bytes of 5e8 elements."""
 
@@ -50,7 +50,7 @@ def told(script: Script, events: range) -> list[str]:
     ]
 
 
-def played(zero: int, how: Told = TOLD, *, tied: bool = False, **request: Any) -> tuple[str, str, str]:
+def played(zero: int, how: StepContext = TOLD, *, tied: bool = False, **request: Any) -> tuple[str, str, str]:
     """What is made before the first step; it; and the second."""
     plan = planned(4, engine="deepspeed", zero=zero, **request)
     script, start = script_of_steps(stage(tied=tied), plan, Lifetimes.RECORDED, how, Sharding.PARTITIONED)
@@ -74,7 +74,7 @@ def test_parameters_are_joined_beside_their_originals() -> None:
 
 
 def test_parameters_that_are_joined_on_the_host_leave_no_blocks() -> None:
-    assert played(2, Told(9, joined_on_host=True))[0] == "+9 +208 +52 +104 -52 +104 -104"
+    assert played(2, StepContext(9, joined_on_host=True))[0] == "+9 +208 +52 +104 -52 +104 -104"
 
 
 def test_stage_two_fills_a_bucket_as_gradients_come() -> None:
@@ -172,7 +172,7 @@ def test_parameters_that_are_used_again_soon_stay(monkeypatch: pytest.MonkeyPatc
 def test_a_host_ahead_keeps_what_it_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
     buckets(monkeypatch, prefetch=20, max_live=60, max_reuse=10)
     now, later = (
-        [word for word in played(3, Told(9, host_ahead=ahead))[2].split() if "g" in word]
+        [word for word in played(3, StepContext(9, host_ahead=ahead))[2].split() if "g" in word]
         for ahead in (False, True)
     )
     assert sorted(now) == sorted(later)

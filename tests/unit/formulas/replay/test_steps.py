@@ -8,7 +8,7 @@ import pytest
 
 from memsheet.allocator.settings import Settings
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.replay.order import Told
+from memsheet.formulas.replay.order import StepContext
 from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Script
 from memsheet.formulas.replay.steps import (
     Replayed,
@@ -20,7 +20,7 @@ from memsheet.formulas.replay.steps import (
     steady_reserved_bytes,
 )
 from memsheet.formulas.replay.whole import bucket_sizes
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32, INT8
 from memsheet.plan.engine import Sharding
@@ -48,7 +48,7 @@ def steps_of(
     walk: StageLayers, plan: Plan, sharding: Sharding = Sharding.PER_PARAMETER_SHARDS
 ) -> tuple[list[str], ...]:
     """What is there before the first step; it; and the last one."""
-    script, start = script_of_steps(walk, plan, Lifetimes.RECORDED, Told(999), sharding)
+    script, start = script_of_steps(walk, plan, Lifetimes.RECORDED, StepContext(999), sharding)
     words = told(script)
     begin = words.index("+384")
     return words[:begin], words[begin:start], words[start:]
@@ -124,10 +124,10 @@ def test_tied_ends_are_one_unit_that_is_gathered_first_and_reduced_last() -> Non
     )
 
 
-NORM = Held(path="norm.weight", shape=(4,), dtype=FP32, trains=True, role=Role.NORM, times=1)
+NORM = HeldTensor(path="norm.weight", shape=(4,), dtype=FP32, trains=True, role=Role.NORM, times=1)
 
 
-def with_norm(walk: StageLayers, *outer: Held) -> StageLayers:
+def with_norm(walk: StageLayers, *outer: HeldTensor) -> StageLayers:
     """The stage with a norm of four numbers in the head's group."""
     assert walk.head is not None
     head = replace(walk.head, parameters=(NORM, *walk.head.parameters))
@@ -329,25 +329,27 @@ def test_what_fits_at_its_most_is_not_given_more(
     """Layers that keep all to their end reserve 20 where the device leaves least; then those that keep less
     need no more than is left there, though they would cache more in more.
     """
-    script, start = script_of_steps(stage(), planned(), Lifetimes.RECORDED, Told(), UNITS)
+    script, start = script_of_steps(stage(), planned(), Lifetimes.RECORDED, StepContext(), UNITS)
     tensors = script.live_peak(start)
     ends = iter([Replayed(30, True, tensors), Replayed(10, False, 0), Replayed(20, False, 0)])
     monkeypatch.setattr("memsheet.formulas.replay.steps.replay_within_room", lambda *_: next(ends))
     room = Bytes(least, 40, 50)
     assert steady_reserved_bytes(
-        stage(), planned(), room, Told(), UNITS, Bytes.exact(tensors), tensors
+        stage(), planned(), room, StepContext(), UNITS, Bytes.exact(tensors), tensors
     ) == Reserved(found, True)
 
 
 def test_a_script_that_leaves_something_out_decides_nothing() -> None:
-    script, start = script_of_steps(stage(), planned(), Lifetimes.RECORDED, Told(), UNITS)
+    script, start = script_of_steps(stage(), planned(), Lifetimes.RECORDED, StepContext(), UNITS)
     tensors = script.live_peak(start)
     assert (
-        steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, Bytes.exact(tensors), tensors)
+        steady_reserved_bytes(stage(), planned(), None, StepContext(), UNITS, Bytes.exact(tensors), tensors)
         is not None
     )
     assert (
-        steady_reserved_bytes(stage(), planned(), None, Told(), UNITS, Bytes.exact(2 * tensors), tensors)
+        steady_reserved_bytes(
+            stage(), planned(), None, StepContext(), UNITS, Bytes.exact(2 * tensors), tensors
+        )
         is None
     )
 
@@ -364,7 +366,7 @@ def test_later_micro_batches_add_their_gradients_to_the_first_ones() -> None:
 def test_gradients_that_are_set_to_zero_stay() -> None:
     plan = planned(1, engine="transformers")
     script, start = script_of_steps(
-        stage(layers=1), plan, Lifetimes.RECORDED, Told(keeps_gradients=True), WHOLE
+        stage(layers=1), plan, Lifetimes.RECORDED, StepContext(keeps_gradients=True), WHOLE
     )
     passes = "+384 +384 +40 +40 +60 +4 +60 -60 +37 -37 +40 -60 -40 +53 -53 +40 -40 -40 +81 -81 -40 -384 -384"
     assert told(script, start) == words_of(passes)
@@ -372,7 +374,7 @@ def test_gradients_that_are_set_to_zero_stay() -> None:
 
 def test_what_the_loop_still_names_stays_to_the_end_of_the_step() -> None:
     plan = planned(1, engine="transformers")
-    script, start = script_of_steps(stage(layers=1), plan, Lifetimes.RECORDED, Told(named=7), WHOLE)
+    script, start = script_of_steps(stage(layers=1), plan, Lifetimes.RECORDED, StepContext(named=7), WHOLE)
     words = told(script, start)
     assert words[-1] == "-7"
     assert words.index("+7") < words.index("+4")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from memsheet.formulas.runtime import kept_rest_bytes, loading_slack
 from memsheet.formulas.serving.loaded import joined_tensors
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.model import Role
 from memsheet.units import KIB, MIB
 
 
-def matrix(path: str, rows: int) -> Held:
-    return Held(f"model.layers.*.{path}.weight", (rows, 1024), BF16, False, Role.LINEAR, 4)
+def matrix(path: str, rows: int) -> HeldTensor:
+    return HeldTensor(f"model.layers.*.{path}.weight", (rows, 1024), BF16, False, Role.LINEAR, 4)
 
 
 def test_matrices_of_one_input_are_one_tensor() -> None:

@@ -18,7 +18,7 @@ from memsheet.engines.vllm.lora import _pair_bytes, pairs_of
 from memsheet.engines.vllm.lora_releases import RANKS, facts_of
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
-from memsheet.exchange.joined_files import asked_of
+from memsheet.exchange.joined_files import written_request
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec
@@ -279,7 +279,7 @@ def test_a_command_says_the_plan_and_reads_back(engine: str, more: dict[str, Any
     answer = served("llama-tiny", engine, lora_rank=16, **more)
     document = plan_document(answer.plan, model="llama-tiny", cluster=answer.cluster)
     form = find_format(engine)
-    text = write_format_files(form, asked_of(document, gpus=1, nodes=1, accumulation=1))[form.file]
+    text = write_format_files(form, written_request(document, gpus=1, nodes=1, accumulation=1))[form.file]
     assert "--enable-lora" in text
     request = read_text(form.file, text, {"json": parse_json, "yaml": parse_yaml}).request
     said = {key: value for key, value in request.items() if "lora" in key or key.startswith("adapter.")}

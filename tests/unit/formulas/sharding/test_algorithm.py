@@ -6,7 +6,7 @@ import pytest
 
 from memsheet.catalog import find_model, model_names
 from memsheet.formulas.sharding.algorithm import Algorithm, algorithm_of
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import MODELLED, find_engine
@@ -15,7 +15,7 @@ from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 
-TENSOR = Held("layers.0.proj.weight", (1000, 24), BF16, True, Role.LINEAR, 1)
+TENSOR = HeldTensor("layers.0.proj.weight", (1000, 24), BF16, True, Role.LINEAR, 1)
 LLAMA = read_model("llama-2-7b", catalog=find_model, names=model_names())
 TRAINERS = [engine for name in MODELLED if (engine := find_engine(name)) and "train" in engine.tasks]
 

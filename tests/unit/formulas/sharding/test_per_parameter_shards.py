@@ -10,7 +10,7 @@ import memsheet
 from memsheet.errors import InputError
 from memsheet.formulas.sharding.per_parameter_shards import per_parameter_overhead
 from memsheet.formulas.sharding.per_parameter_sizes import all_sharded_gradients, gathered_bytes
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Role
@@ -34,7 +34,9 @@ def test_what_no_group_has_stays_gathered_and_is_reduced_at_last() -> None:
     after forward (_fully_shard.py); a parameter that the step gives no gradient has none to reduce.
     """
     held = {
-        name: Held(path=f"{name}.weight", shape=(5, 4), dtype=FP32, trains=True, role=Role.OTHER, times=1)
+        name: HeldTensor(
+            path=f"{name}.weight", shape=(5, 4), dtype=FP32, trains=True, role=Role.OTHER, times=1
+        )
         for name in ("positions", "idle")
     }
     walk, plan = stage(), planned()
@@ -49,7 +51,9 @@ def test_what_no_group_has_stays_gathered_and_is_reduced_at_last() -> None:
 def _with_unit_inside(walk):
     """The stage's layers with a unit of one more matrix in each."""
     (layer,) = walk.layers[0].pattern
-    unit = Held(path="layers.*.unit.weight", shape=(8, 4), dtype=FP32, trains=True, role=Role.LINEAR, times=1)
+    unit = HeldTensor(
+        path="layers.*.unit.weight", shape=(8, 4), dtype=FP32, trains=True, role=Role.LINEAR, times=1
+    )
     nested = replace(layer, parameters=(unit, *layer.parameters), inside=(unit,))
     return replace(walk, layers=(replace(walk.layers[0], pattern=(nested,)),)), nested
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import memsheet
 from memsheet.errors import InputError
-from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.states.optimizers import (
     fused_backward_step,
     optimizer_bytes,
@@ -28,9 +28,9 @@ from memsheet.run.optimizer import build_optimizer
 from memsheet.sheet import Component, Instant
 
 Name = OptimizerName
-MATRIX = Held("layers.0.mlp.up_proj.weight", (512, 256), FP32, trains=True, role=Role.LINEAR, times=1)
-VECTOR = Held("layers.0.input_layernorm.weight", (256,), FP32, trains=True, role=Role.NORM, times=1)
-TABLE = Held("embed_tokens.weight", (1000, 256), FP32, trains=True, role=Role.EMBEDDING, times=1)
+MATRIX = HeldTensor("layers.0.mlp.up_proj.weight", (512, 256), FP32, trains=True, role=Role.LINEAR, times=1)
+VECTOR = HeldTensor("layers.0.input_layernorm.weight", (256,), FP32, trains=True, role=Role.NORM, times=1)
+TABLE = HeldTensor("embed_tokens.weight", (1000, 256), FP32, trains=True, role=Role.EMBEDDING, times=1)
 
 
 def plan_of(optimizer: str, **options: Any) -> Plan:
@@ -39,7 +39,7 @@ def plan_of(optimizer: str, **options: Any) -> Plan:
     ).plan
 
 
-def parameters(*held: Held) -> tuple[tuple[Held, int], ...]:
+def parameters(*held: HeldTensor) -> tuple[tuple[HeldTensor, int], ...]:
     return tuple((h, h.elements) for h in held)
 
 
@@ -67,7 +67,7 @@ def parameters(*held: Held) -> tuple[tuple[Held, int], ...]:
         ("paged_adamw_8bit", MATRIX, 2 * 4 * 512),  # maxima are not paged
     ],
 )  # fmt: skip
-def test_states_of_one_tensor(optimizer: str, held: Held, expected: int) -> None:
+def test_states_of_one_tensor(optimizer: str, held: HeldTensor, expected: int) -> None:
     assert optimizer_bytes(held, held.elements, plan_of(optimizer)) == expected
 
 
@@ -226,7 +226,7 @@ def test_states_are_those_that_the_library_makes(optimizer: str, way: str) -> No
         pytest.skip("it asks the model for its number of heads")
     layer(torch.ones(2, 256)).sum().backward()
     made.step()
-    bias = Held("layers.0.mlp.up_proj.bias", (512,), FP32, trains=True, role=Role.BIAS, times=1)
+    bias = HeldTensor("layers.0.mlp.up_proj.bias", (512,), FP32, trains=True, role=Role.BIAS, times=1)
     assert _kept(made) == sum(optimizer_bytes(h, h.elements, plan) for h in (MATRIX, bias))
 
 

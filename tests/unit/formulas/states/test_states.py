@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
+from memsheet.formulas.states.held import HeldTensor, eight_bit_states, held_tensors
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Role
@@ -95,7 +95,7 @@ def test_eight_bit_states_keep_an_fp32_maximum_a_block_of_256_and_small_tensors_
 
     def states(elements: int, role: Role = Role.LINEAR) -> int:
         return eight_bit_states(
-            Held("w.weight", (elements,), BF16, trains=True, role=role, times=1), elements
+            HeldTensor("w.weight", (elements,), BF16, trains=True, role=role, times=1), elements
         )
 
     assert states(4096) == 2 * (4096 + 4 * 16)
@@ -105,7 +105,7 @@ def test_eight_bit_states_keep_an_fp32_maximum_a_block_of_256_and_small_tensors_
 
 
 def test_moments_take_the_plans_dtype_whatever_the_parameters_is() -> None:
-    held = Held("w.weight", (100,), BF16, trains=True, role=Role.LINEAR, times=1)
+    held = HeldTensor("w.weight", (100,), BF16, trains=True, role=Role.LINEAR, times=1)
     assert optimizer_bytes(held, 100, plan_of(precision="bf16-pure")) == 2 * 2 * 100 + 4
     assert optimizer_bytes(held, 100, plan_of(precision="fp32")) == 2 * 4 * 100 + 4
 

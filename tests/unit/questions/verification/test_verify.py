@@ -28,7 +28,7 @@ from memsheet.report.screen.verification_table import render_verification
 from memsheet.report.shared.look import Look
 from memsheet.report.shared.verification import (
     BAR,
-    Seen,
+    RankWitnesses,
     Verification,
     VerificationRun,
     verification_document,
@@ -135,7 +135,7 @@ MEASURED = sheet(Witness.MEASURED, parameters=1000, gradients=400, unexplained=5
 
 
 def verification(predicted, measured):
-    seen = Seen(rank=0, stage=0, predicted=predicted, measured=measured)
+    seen = RankWitnesses(rank=0, stage=0, predicted=predicted, measured=measured)
     rung = VerificationRun(name="one process", what="", device="cpu", plan=plan_of(), ranks=(seen,))
     return Verification(model="m", plan=plan_of(), rungs=(rung,))
 
@@ -270,7 +270,7 @@ def test_a_run_that_failed_leaves_the_rest_verified_in_part():
         device="cpu",
         plan=plan_of(),
         refused={"measured": "it died"},
-        ranks=(Seen(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),),
+        ranks=(RankWitnesses(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),),
     )
     assert not found.failed
     assert replace(found, rungs=(*found.rungs, lost)).failed
@@ -301,7 +301,7 @@ def test_a_step_that_ran_out_of_memory_is_no_measurement(somewhere, capsys, monk
 def test_the_headline_says_how_many_rungs_were_measured():
     traced = replace(
         verification(MEASURED, None).rungs[0],
-        ranks=(Seen(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),),
+        ranks=(RankWitnesses(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),),
     )
     found = verification(MEASURED, MEASURED)
     words = " ".join(

@@ -21,7 +21,7 @@ from memsheet.sheet import Component
 from memsheet.timeline import instant_peaks
 from memsheet.trace.recordings import record
 from memsheet.trace.recordings.loops import _pass_peaks, fold_loops, loop_middles
-from memsheet.trace.recordings.parts import Found, FoundPass
+from memsheet.trace.recordings.parts import FoundPass, PartStorage
 from memsheet.trace.recordings.process import ask_recorder
 from memsheet.trace.recordings.sizes import LOOPED
 
@@ -110,7 +110,7 @@ def looping_pass(turns, *, saved=True, inner=0):
     one = FoundPass()
 
     def make(log, path, size):
-        one.storages.append(Found(path, size))
+        one.storages.append(PartStorage(path, size))
         log.append((ALLOCATED, len(one.storages) - 1))
         return len(one.storages) - 1
 

@@ -35,7 +35,7 @@ from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.formulas.tapes.evaluate import with_products
-from memsheet.formulas.tapes.graph import Joined, Leaf, Tensor
+from memsheet.formulas.tapes.graph import GradientSum, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT64, DType
@@ -90,7 +90,7 @@ def fused_mlp_activation(r: Recorder, x: Tensor, ff: Dense) -> Tensor:
 
 
 def vocab_parallel_embedding(
-    r: Recorder, embeddings: Embeddings, how: RunConfig, _: Joined
+    r: Recorder, embeddings: Embeddings, how: RunConfig, _: GradientSum
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Rows of a rank's part of the vocabulary, summed over ranks (tensor_parallel/layers.py:240-300,
     language_model_embedding.py:95-145).

@@ -24,7 +24,7 @@ from memsheet.engines.torchtitan.layers.switches import (
 )
 from memsheet.formulas.model_code.transformers.norms import rms_norm
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.tapes.graph import Chosen, Grad, Joined, Leaf, Tensor
+from memsheet.formulas.tapes.graph import Chosen, Grad, GradientSum, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
@@ -370,20 +370,20 @@ def _gate_up_product(r: Recorder, gate: Tensor, up: Tensor, path: str, how: RunC
 
 
 def tensor_parallel_embedding(
-    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: GradientSum = GradientSum.NO
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Rows of the table; over tensor-parallel ranks each looks up its own, and the sum is cut along the
     sequence.
     """
     path, dtype = embeddings.weights[0].path, how.parameters
     name = path.removesuffix(".weight")
-    tied = Joined.NO if REDUCED_HEAD in how.options else tied
+    tied = GradientSum.NO if REDUCED_HEAD in how.options else tied
     if not how.tensor_parallel:
         table = r.parameter(path, ("V0", "h"), dtype, joined=tied)
         return r.apply(
             r.tensor(f"{name}/output", STREAM, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)]
         ), ()
-    table = Tensor(None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=Joined.CUT))
+    table = Tensor(None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=GradientSum.CUT))
     masks = r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL), r.tensor(f"{name}/rows", ("b", "s"), INT64)
     found = r.apply(
         r.tensor(f"{name}/rows_found", WHOLE, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)]
@@ -397,7 +397,9 @@ def tensor_parallel_logits(
 ) -> Tensor:
     """Logits: of the rank's share of the vocabulary where the loss takes them so, else of all of it."""
     name = (table if head.tied else head.weights[0].path).removesuffix(".weight")
-    weight = r.parameter(name, ("V", "h"), how.parameters, joined=Joined.WAITS if head.tied else Joined.NO)
+    weight = r.parameter(
+        name, ("V", "h"), how.parameters, joined=GradientSum.WAITS if head.tied else GradientSum.NO
+    )
     whole = all_gather_sequence(r, x, name, how)
     del x
     if loss is Loss.CHUNKED:  # which makes logits itself

@@ -22,7 +22,7 @@ from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.model_code.transformers import ends
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.tapes.graph import Joined, Tensor
+from memsheet.formulas.tapes.graph import GradientSum, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.frozen import replace
 from memsheet.plan.model import (
@@ -64,7 +64,7 @@ def torchtune_rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Te
 
 
 def torchtune_embeddings(
-    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: GradientSum
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One look-up, by a name that the first layer's result takes over."""
     return ends.input_embeddings(r, embeddings, how, tied)

@@ -58,7 +58,7 @@ class Function:
     def parameter(self, path: str, shape: Shape, dtype: DType) -> None:
         self.parameters[path] = Tensor(None, shape, dtype, Leaf(path, shape, dtype), stays=True)
 
-    def found(self, path: str) -> None:
+    def add_gradient(self, path: str) -> None:
         """A parameter's gradient."""
         leaf = self.parameters[path]
         self.gradients[path] = self.r.grad(leaf.shape, leaf.dtype)
@@ -107,7 +107,7 @@ def _norm_back(f: Function, norm: Norm) -> None:
     """
     f.saved.pop(f"{norm.path}/output", None)
     if f.how.trains:
-        f.found(norm.path)
+        f.add_gradient(norm.path)
     f.saved.pop(f"{norm.path}/rstd")
 
 
@@ -140,14 +140,14 @@ def _product_back(f: Function, name: str, shape: tuple[Axis, Axis]) -> Grad:
     """Gradients of the weights, then that of the input."""
     for path in (name, name + ".bias"):
         if path in f.parameters:
-            f.found(path)
+            f.add_gradient(path)
     grad = f.grad(("b", "s", shape[1]))
     f.saved.pop(f"{name}/dequantized", None)
     if f.adapts(name):
         low = f.grad(("b", "s", "r"))
-        f.found(f"{name}.lora_B")
+        f.add_gradient(f"{name}.lora_B")
         f.saved.pop(f"{name}.lora_A/output")
-        f.found(f"{name}.lora_A")
+        f.add_gradient(f"{name}.lora_A")
         branch = f.grad(("b", "s", shape[1]))
         del low, branch
     return grad

@@ -11,7 +11,7 @@ from __future__ import annotations
 from memsheet.engines.torchtune.layers.gathered import AGAIN, AHEAD, STILL
 from memsheet.engines.torchtune.layers.layers import COMPILED
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.tapes.graph import Grad, Joined, Storage, Tensor
+from memsheet.formulas.tapes.graph import Grad, GradientSum, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import FP32, INT8, DType
@@ -40,7 +40,7 @@ def lm_head_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, ta
     view.
     """
     waits = table != OWN_TABLE and loss is Loss.PLAIN
-    joined = Joined.WAITS if waits else Joined.NO
+    joined = GradientSum.WAITS if waits else GradientSum.NO
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains, joined=joined)
     return (
         _chunked_logits_loss(r, x, weight, how) if loss is Loss.CHUNKED else _full_logits_loss(r, x, weight)

@@ -137,7 +137,7 @@ def _read_lora(value: Any, values: Values) -> Mapping[str, Any]:
     return {"adapter.kind": "lora", "adapter.rank": value, "adapter.targets": targets, "adapter.dtype": held}
 
 
-def _told_of_engines(values: Values) -> Mapping[str, Any]:
+def _engine_notes(values: Values) -> Mapping[str, Any]:
     """What shares the cards or has others, in words, and what of the actor no plan says."""
     engine = engine_at(values, ACTOR)
     found: dict[str, Any] = {}
@@ -216,7 +216,7 @@ GROUPS = (
     "stats_logger", "perf_tracer", "checkpointer", "launcher", "econfig", "workflow", "agent", "data_service",
 )  # fmt: skip
 FORMAT: Format = Format(
-    name="areal", file="grpo.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "dropout": 0.0}, marks=frozenset({ACTOR}), parse=areal_settings, absent=_told_of_engines,
+    name="areal", file="grpo.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "dropout": 0.0}, marks=frozenset({ACTOR}), parse=areal_settings, absent=_engine_notes,
     preferences=_method_of_experiment, moves=_actor_logits_moved, own_processes=True, row=prompt_and_answer, keys_complete=False, unmodelled=UNMODELLED,
     known=frozenset({
         ALLOCATION, ROLLOUT, "experiment_name", "trial_name", "seed", "enable_offload", "total_train_epochs", "total_train_steps", "total_train_n_seqs", "tokenizer_path", "async_training", "dynamic_bs",

@@ -66,7 +66,7 @@ def _own_default(at: str, values: Values) -> int:
     return USUAL[at][method_of(values) == PRETRAIN]
 
 
-def _said_or_usual(at: str, values: Values) -> int | None:
+def _value_or_default(at: str, values: Values) -> int | None:
     held = values.get(at)
     return positive_count(_own_default(at, values) if held is None or held == OF_EITHER[at] else held)
 
@@ -79,18 +79,18 @@ def _read_checkpoint(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _read_micro_batch(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"microbatch": _said_or_usual(MICRO, values) or value}
+    return {"microbatch": _value_or_default(MICRO, values) or value}
 
 
 def _read_step_batch(_: Any, values: Values) -> Mapping[str, Any]:
     """Rounds of a step, divided and rounded down twice (args.py:54-64)."""
-    micro, step = _said_or_usual(MICRO, values), _said_or_usual(STEP, values)
+    micro, step = _value_or_default(MICRO, values), _value_or_default(STEP, values)
     ranks = fabric_rank_count(values) or EIGHT
     return {"@accumulation": max(1, step // ranks // micro)} if micro and step else {}
 
 
 def _step_on_ranks(values: Values, ranks: int) -> Mapping[str, Any]:
-    micro, step = _said_or_usual(MICRO, values), _said_or_usual(STEP, values)
+    micro, step = _value_or_default(MICRO, values), _value_or_default(STEP, values)
     return {"global_batch": max(1, step // ranks // micro) * micro * ranks} if micro and step else {}
 
 

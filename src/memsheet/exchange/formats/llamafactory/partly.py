@@ -61,12 +61,12 @@ def frozen_layer_moves(values: Values, asked: Values) -> Iterator[Moved]:
     least = 0 if parts else int(max(0, asked["@parameters"] - 2 * table) * share)
     most = int(max(0, asked["@parameters"] - table) * share) + extra
     why = f"{min(layers, count)} of {count} layers train whole; the sheet has adapters in the place of those"
-    low = _sure_bytes(values) * (least + extra) // (asked["@ranks"] if _divides_states(values) else 1)
+    low = _least_bytes(values) * (least + extra) // (asked["@ranks"] if _divides_states(values) else 1)
     low -= OF_ADAPTERS * asked["@hidden"] * count
     yield Moved(at="freeze_trainable_layers", why=why, low_bytes=low, high_bytes=OF_TRAINED * most)
 
 
-def _sure_bytes(values: Values) -> int:
+def _least_bytes(values: Values) -> int:
     """Bytes that a parameter which trains has more than a frozen one at every moment: in fp32 in place of
     sixteen bits, and AdamW's moments.
     """

@@ -42,10 +42,10 @@ def parse_foundry_text(text: str) -> Mapping[str, Any]:
     tree = inner if isinstance(inner, Mapping) else outer
     if not tree.keys() >= NEEDED or not isinstance(tree["model"], Mapping) or "name" not in tree["model"]:
         return {}
-    return {**with_references(tree), **_asked_cards(outer)}
+    return {**with_references(tree), **_requested_gpus(outer)}
 
 
-def _asked_cards(outer: Mapping[str, Any]) -> dict[str, Any]:
+def _requested_gpus(outer: Mapping[str, Any]) -> dict[str, Any]:
     compute = outer.get("compute")
     cards = compute.get("gpus") if isinstance(compute, Mapping) else None
     return {PROCESSES: cards} if type(cards) is int else {}

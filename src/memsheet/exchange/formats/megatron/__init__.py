@@ -412,7 +412,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def _taken_or_open(values: Values) -> Mapping[str, Any]:
+def _default_or_open(values: Values) -> Mapping[str, Any]:
     gathers = _has_expert_flags(values) and values.get(DISPATCHER, GATHERED) == GATHERED
     exchange = {GATHERING: f"{GATHERED} (the sheet is of {EXCHANGED})"} if gathers else {}
     return {
@@ -484,7 +484,7 @@ FORMAT = Format(
     parse=_parse_megatron_script, said={"task": "train", "engine": "megatron"}, keeps_engine=True,
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another
-    absent=_taken_or_open, model=described_model, moves=_beside_the_sheet,
+    absent=_default_or_open, model=described_model, moves=_beside_the_sheet,
     differs={"loss": "one loss, always over each rank's part of the vocabulary (core/tensor_parallel/cross_entropy.py:20)"},
     strict=("",),  # training/arguments.py:105: parse_args stops at what it does not know
     beside=frozenset({"mesh.dp_shard", "mesh.dp_replicate", "layers_per_stage"}), describes={"--num-layers": "layers", "--hidden-size": "hidden"},

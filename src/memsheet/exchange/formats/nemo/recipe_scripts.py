@@ -172,7 +172,7 @@ def _own_degrees(values: Values) -> Degrees:
     return recipe.lora if _tunes_adapter(values) else recipe.whole
 
 
-def _first_said(values: Values, places: tuple[str, ...], usual: Any) -> Any:
+def _first_value(values: Values, places: tuple[str, ...], usual: Any) -> Any:
     return next((values[at] for at in places if values.get(at) is not None), usual)
 
 
@@ -199,7 +199,7 @@ def _read_batch(values: Values) -> dict[str, Any]:
     step = 8 if packed and not _pretrains(values) else step
     kind = {} if _pretrains(values) or packed else {"?seq_len_kind": "maximum"}
     return {
-        "seq_len": _first_said(values, LENGTHS, length),
+        "seq_len": _first_value(values, LENGTHS, length),
         "microbatch": values.get(MICRO, micro),
         "global_batch": values.get(STEP, step),
         **kind,
@@ -209,7 +209,7 @@ def _read_batch(values: Values) -> dict[str, Any]:
 def _read_ranks(values: Values) -> dict[str, Any]:
     recipe = _recipe_of(values)
     nodes = recipe.batch[3] if _pretrains(values) else recipe.nodes[_tunes_adapter(values)]
-    nodes, each = _first_said(values, NODES, nodes), _first_said(values, DEVICES, 8)
+    nodes, each = _first_value(values, NODES, nodes), _first_value(values, DEVICES, 8)
     both = positive_count(nodes) and positive_count(each)
     return {"@nodes": nodes, "@per_node": each, "@gpus": nodes * each} if both else {}
 

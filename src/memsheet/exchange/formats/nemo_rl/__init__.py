@@ -147,7 +147,7 @@ def _read_lora_dim(value: Any, values: Values) -> Mapping[str, Any]:
     }
 
 
-def _told_of_roles(values: Values) -> Mapping[str, Any]:
+def _role_notes(values: Values) -> Mapping[str, Any]:
     """What shares the cards, in words; nothing where one model trains alone."""
     name = algorithm_of(values)
     other = _optimizer_class(values.get(OPTIMIZER, "adamw"))
@@ -238,7 +238,7 @@ def _row_tokens(values: Values) -> int | None:
 
 FORMAT: Format = Format(
     name="nemo-rl", file="grpo.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "loss": "fused"}, marks=frozenset({POLICY}),
-    parse=nemo_rl_settings, absent=_told_of_roles, preferences=_method_of_group, moves=_loss_beside, own_processes=True, row=_row_tokens, keys_complete=False, unmodelled=UNMODELLED,
+    parse=nemo_rl_settings, absent=_role_notes, preferences=_method_of_group, moves=_loss_beside, own_processes=True, row=_row_tokens, keys_complete=False, unmodelled=UNMODELLED,
     known=frozenset({
         f"{POLICY}.*", f"{CLUSTER}.*", "data.*", "env.*", "logger.*", "checkpointing.*", "loss_fn.*", "reward_penalties.*", "data_plane.*", "value.*", "value_loss_fn.*",
         "on_policy_distillation", "data_plane", "async_rl.*", "teacher", "teachers", "teacher.*", "teachers.*", "distillation.*", "reward_model.*", "on_policy_distillation.*", "nemo_gym.*", "ft_launcher.*", KL, *(f"{name}.*" for name in ALGORITHMS),

@@ -117,7 +117,7 @@ def _optimizer_by_word(value: Any) -> Mapping[str, Any]:
     return {"optimizer.name": "adamw" if value == "adam" else value}
 
 
-def _told_beside(values: Values) -> Mapping[str, Any]:
+def _placement_notes(values: Values) -> Mapping[str, Any]:
     """What shares the cards or has others, and what of a row other ranks run, in words."""
     rings = least_one(values, "ds.ring_attn_size", 1) or 1
     ring = {RING: f"{rings} (the sheet is of one rank's part of each row, without what ring attention passes on)"} if rings > 1 else {}  # fmt: skip
@@ -182,7 +182,7 @@ KEYS = (
 )  # fmt: skip
 FORMAT: Format = Format(
     name="openrlhf", file="run.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "loss": "fused"}, marks=frozenset({PROGRAM}),
-    parse=openrlhf_values, absent=_told_beside, preferences=_method_of_program, moves=_buckets_and_logits, weighed=frozenset({"ds.overlap_comm"}), gradient_sync="every", row=longest_row,
+    parse=openrlhf_values, absent=_placement_notes, preferences=_method_of_program, moves=_buckets_and_logits, weighed=frozenset({"ds.overlap_comm"}), gradient_sync="every", row=longest_row,
     program_known=lambda values: PROGRAM in values, strict=("",), keys_complete=False, own_processes=True,
     unmodelled={ROLES: (), RING: (), LAUNCHES: (), **UNMODELLED}, known=KNOWN - {key.at for key in KEYS},
 )  # fmt: skip

@@ -116,7 +116,7 @@ def _read_explicit_ep(value: Any, _: Values) -> Mapping[str, Any]:
     return {"mesh.ep": value} if type(value) is int and value > 1 else {}
 
 
-def _told_of_deployment(values: Values) -> Mapping[str, Any]:
+def _deployment_notes(values: Values) -> Mapping[str, Any]:
     """What else a step has, in words; the servers, and states that come and go."""
     found: dict[str, Any] = {}
     parts = ["vLLM on cards of its own"] if served_cards(values) != 0 else []
@@ -209,7 +209,7 @@ UNMODELLED: Mapping[str, tuple[Any, ...]] = {
 
 FORMAT: Format = Format(
     name="prime-rl", file="rl.toml", kind="toml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "dropout": 0.0}, marks=frozenset({"$"}), parse=prime_rl_settings,
-    absent=_told_of_deployment, moves=_head_moves, own_processes=True, row=row_tokens, keys_complete=False, unmodelled=UNMODELLED,
+    absent=_deployment_notes, moves=_head_moves, own_processes=True, row=row_tokens, keys_complete=False, unmodelled=UNMODELLED,
     known=frozenset({
         SERVES, "seq_len", "max_steps", "tokenizer", "output_dir", "clean", "dry_run", *(f"{at}.*" for at in SFT_TOP), *SFT_TOP, "trainer.*", "orchestrator.*", "orchestrator",
         "inference.*", "rollout_transport.*", "run.*", "wandb.*",

@@ -90,7 +90,7 @@ def _read_model(_: Any, values: Values) -> Mapping[str, Any]:
     return {"@model": named} if named else {}
 
 
-def _told_of_workers(values: Values) -> Mapping[str, Any]:
+def _worker_notes(values: Values) -> Mapping[str, Any]:
     """What shares the cards or has others, in words, and what of the worker no plan says."""
     worker = trained_worker(values)
     found: dict[str, Any] = {}
@@ -241,7 +241,7 @@ def _is_of_pipeline(values: Values) -> bool:
 
 
 FORMAT: Format = Format(
-    name="roll", file="rlvr_config.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=frozenset(TRAINED), parse=roll_settings, absent=_told_of_workers,
+    name="roll", file="rlvr_config.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train"}, marks=frozenset(TRAINED), parse=roll_settings, absent=_worker_notes,
     preferences=_method_of_pipeline, moves=_worker_logits_moved, own_processes=True, row=padded_length, keys_complete=False, unmodelled=UNMODELLED, program_known=_is_of_pipeline,
     known=frozenset({*TOP, *GROUPS, *(f"{group}.*" for group in GROUPS)}) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip

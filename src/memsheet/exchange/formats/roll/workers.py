@@ -110,13 +110,13 @@ def worker_cards(values: Values, worker: str) -> tuple[int, int] | None:
     """The first card of a worker and how many, with cards renumbered so that those of each worker lie
     together; None where nobody says any, or they cannot (configs/worker_config.py:119).
     """
-    own = _said_cards(values.get(f"{worker}.device_mapping"))
+    own = _device_numbers(values.get(f"{worker}.device_mapping"))
     if not own:
         return None
     others = dict.fromkeys(
         found
         for at, held in values.items()
-        if at.endswith(".device_mapping") and (found := _said_cards(held))
+        if at.endswith(".device_mapping") and (found := _device_numbers(held))
     )
     if all(_lies_together(one) for one in others):
         return min(own), len(own)
@@ -131,7 +131,7 @@ def _lies_together(cards: frozenset[int]) -> bool:
     return max(cards) - min(cards) + 1 == len(cards)
 
 
-def _said_cards(held: Any) -> frozenset[int]:
+def _device_numbers(held: Any) -> frozenset[int]:
     """Cards by their numbers, as a list or as a sum of lists and spans in Python's words."""
     if isinstance(held, list):
         return frozenset(held) if all(type(one) is int for one in held) else frozenset()

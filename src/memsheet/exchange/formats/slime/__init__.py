@@ -74,7 +74,7 @@ def _logits_moved(values: Values, asked: Values) -> Iterator[Moved]:
     yield Moved(at="logits", why=why, low_bytes=4 * elements, high_bytes=8 * elements, instant=Instant.LOSS)
 
 
-def _told_of_servers(values: Values) -> Mapping[str, Any]:
+def _server_notes(values: Values) -> Mapping[str, Any]:
     """What shares the cards, in words, and what of Megatron-LM's flags the sheet is without."""
     taken = {**USUAL, **values}
     of_megatron = {at: held for at, held in MEGATRON.absent(taken).items() if at != "$.vocabulary"}
@@ -110,6 +110,6 @@ UNMODELLED: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 FORMAT: Format = Format(
     name="slime", file="run.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, said={**MEGATRON.said, "loss": "fused"}, moves=_logits_moved, marks=frozenset({MODEL}), parse=slime_values,
-    absent=_told_of_servers, model=MEGATRON.model, program_known=lambda _: True, row=longest_sequence, own_processes=True, keys_complete=False, unmodelled=UNMODELLED,
+    absent=_server_notes, model=MEGATRON.model, program_known=lambda _: True, row=longest_sequence, own_processes=True, keys_complete=False, unmodelled=UNMODELLED,
     known=(MEGATRON.known | SWITCHES | VALUED | {"--global-batch-size", "--seq-length", "sglang.*", FUSION, FUSED_BY, "--use-gated-attention"}) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip

@@ -291,7 +291,7 @@ def _swift_values(text: str) -> Mapping[str, Any]:
     return {**found, NAMED_FILE: named} if str(named).endswith(".json") else found
 
 
-def _told_by_name(values: Values) -> Mapping[str, Any]:
+def _method_notes(values: Values) -> Mapping[str, Any]:
     """What trains by another method keeps further models or several sequences, and is told by its name; so
     is an engine's configuration that is none of its own and no file of DeepSpeed's.
     """
@@ -336,7 +336,7 @@ FORMAT: Format = Format(
     name="swift", gradient_sync="last", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},
     problems=_swift_plan_problems, beside=BESIDE, differs=TRANSFORMERS.differs, compose=compose_swift_command,
     notes=("data is yours: run it as `bash train.sh --dataset NAME --learning_rate 1e-4`",), said={"task": "train"}, marks=frozenset({METHOD}),
-    parse=_swift_values, rename=_rename_swift_key, absent=_told_by_name, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
+    parse=_swift_values, rename=_rename_swift_key, absent=_method_notes, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
     unmodelled=UNMODELLED,
     stored="torch_dtype", refers=(SWIFT_FILE, NAMED_FILE), known=(KNOWN | OF_METHODS | TRANSFORMERS.known | {SWIFT_FILE, NAMED_FILE, CARDS, "device_groups.*"}) - {key.at for key in KEYS} - UNMODELLED.keys(), moves=_swift_moves,
     preferences=swift_preferences,

@@ -87,7 +87,7 @@ def _whole_logits(values: Values, asked: Values) -> Iterator[Moved]:
         yield Moved(at="logits", why=why, low_bytes=0, high_bytes=elements * LOGIT)
 
 
-def _lengths_taken(text: str) -> tuple[str, ...]:
+def _prompt_length_note(text: str) -> tuple[str, ...]:
     """What no file says of its prompt: how many tokens its words are."""
     told = f"tokens of the prompt = its bytes and {TEMPLATE} of a template, at the most"
     return (told,) if ANSWER in text else ()
@@ -95,7 +95,7 @@ def _lengths_taken(text: str) -> tuple[str, ...]:
 
 FORMAT = Format(
     name="torchtune-serve", file="config.yaml", kind="yaml", tested=TRAINED.tested, engines=(), keys=KEYS, marks=frozenset({ANSWER, "tasks", "quantizer"}),
-    needs={"model": ..., "checkpointer": ...}, said={"task": "infer"}, absent=_left_open, moves=_whole_logits, taken=_lengths_taken, program_known=lambda _: False,
+    needs={"model": ..., "checkpointer": ...}, said={"task": "infer"}, absent=_left_open, moves=_whole_logits, taken=_prompt_length_note, program_known=lambda _: False,
     unmodelled={ACTIVATIONS: (), QUANTIZER: (), "enable_kv_cache": (True,), PICTURE: (), "use_flex": (False,)},
     known=frozenset({
         "output_dir", "model.*", "tokenizer.*", "checkpointer.*", "tensor_parallel_plan.*", "quantizer", "quantizer.*", "device", "seed", "log_level", "prompt.*", "prompt", "temperature",

@@ -54,7 +54,7 @@ def _of_mcore(make: Out) -> Out:
     return lambda asked: make(asked) if asked["engine"] == "megatron" else None
 
 
-def _if_said(key: str) -> Out:
+def _value_if_set(key: str) -> Out:
     return lambda asked: asked.get(key) if asked.get(key) not in (None, 1) else None
 
 
@@ -147,8 +147,8 @@ WRITTEN: Mapping[str, Out] = {
     f"{ACTOR}.optim.{FUSED}": _of_fsdp(_where("optimizer.implementation", "fused")),
     f"{MCORE}.tensor_model_parallel_size": _of_mcore(lambda asked: asked.get("mesh.tp", 1)),
     f"{MCORE}.pipeline_model_parallel_size": _of_mcore(lambda asked: asked.get("mesh.pp", 1)),
-    f"{MCORE}.virtual_pipeline_model_parallel_size": _of_mcore(_if_said("mesh.vpp")), f"{MCORE}.context_parallel_size": _of_mcore(lambda asked: asked.get("mesh.cp", 1)),
-    f"{MCORE}.expert_model_parallel_size": _of_mcore(_if_said("mesh.ep")), f"{MCORE}.expert_tensor_parallel_size": _of_experts("mesh.etp"),
+    f"{MCORE}.virtual_pipeline_model_parallel_size": _of_mcore(_value_if_set("mesh.vpp")), f"{MCORE}.context_parallel_size": _of_mcore(lambda asked: asked.get("mesh.cp", 1)),
+    f"{MCORE}.expert_model_parallel_size": _of_mcore(_value_if_set("mesh.ep")), f"{MCORE}.expert_tensor_parallel_size": _of_experts("mesh.etp"),
     f"{MCORE}.sequence_parallel": _of_mcore(lambda asked: bool(asked.get("sequence_parallel"))),
     f"{MCORE}.use_distributed_optimizer": _of_mcore(lambda asked: asked.get("zero") == 1),
     f"{MCORE}.dtype": _of_mcore(lambda asked: DTYPES.get(str(asked.get("precision.parameters")))),

@@ -52,7 +52,7 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
     """Qwen3NextGatedDeltaNet.forward (:675-760), without a cache."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     several, grouped = mixer.key_heads > 1, mixer.key_heads != mixer.value_heads
-    project = _projected_apart if f"{path}.in_proj_qkv.weight" in weights else _projected_together
+    project = _separate_projections if f"{path}.in_proj_qkv.weight" in weights else _projected_together
     mixed, z, b, a = project(r, x, mixer, weights, how)
     mixed = _depthwise_conv1d(r, mixed, mixer, how)
     q, k, v = r.split(r.view(mixed, ("b", "s", "K")), (KEY_ROWS, KEY_ROWS, VALUE_ROWS))
@@ -71,7 +71,7 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
     return record_linear(r, r.view(made, VALUE_ROWS), weights, f"{path}.out_proj", "h", "v", how)
 
 
-def _projected_apart(
+def _separate_projections(
     r: Recorder, x: Tensor, mixer: LinearAttention, weights: dict[str, Weight], how: RunConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Channels, gates and both numbers of each head, a projection each (modeling_qwen3_5.py,

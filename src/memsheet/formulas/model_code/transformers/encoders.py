@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memsheet.formulas.tapes.graph import Joined, Tensor
+from memsheet.formulas.tapes.graph import GradientSum, Tensor
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Head, Weight
@@ -32,7 +32,7 @@ def masked_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str)
     x = fused_layer_norm(
         r, x, tuple(r.parameter(path, ("h",), how.parameters, trains=how.trains) for path in norm), norm[0]
     )
-    joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
+    joined = GradientSum.WAITS if head.tied and r.compute is None else GradientSum.NO
     decoder = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains, joined=joined)
     return r.linear(
         x, decoder, "V", "lm_head", bias=r.parameter(bias, ("V",), how.parameters, trains=how.trains)

@@ -19,7 +19,7 @@ from memsheet.formulas.model_code.transformers.pictures import (
 from memsheet.formulas.model_code.transformers.pooled import EMBEDDINGS, POOLED, pair_loss, pooled_states
 from memsheet.formulas.model_code.transformers.prompts import is_prompt, with_prompt
 from memsheet.formulas.numerics import RunConfig, head_adapter, vocabulary_table
-from memsheet.formulas.tapes.graph import Grad, Joined, Leaf, Node, Tensor
+from memsheet.formulas.tapes.graph import Grad, GradientSum, Leaf, Node, Tensor
 from memsheet.formulas.tapes.kernel_scratch import embedding_backward_bytes
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -47,7 +47,7 @@ KINDS = "token_type"
 
 
 def input_embeddings(
-    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO
+    r: Recorder, embeddings: Embeddings, how: RunConfig, tied: GradientSum = GradientSum.NO
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's
     forward still names where they are no module of their own.
@@ -91,7 +91,7 @@ def _look_up(
     how: RunConfig,
     sequences: Axis,
     *,
-    tied: Joined = Joined.NO,
+    tied: GradientSum = GradientSum.NO,
     tokens: Axis = "s",
 ) -> Tensor:
     """Rows of a table. ``tied``: how its gradient joins the head's, which waits."""
@@ -120,7 +120,10 @@ def _look_up_cut(r: Recorder, name: str, how: RunConfig) -> Tensor:
     """
     dtype = how.parameters
     table = Tensor(
-        None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=Joined.CUT) if how.trains else None
+        None,
+        ("V0", "h"),
+        dtype,
+        Leaf(name, ("V", "h"), dtype, joined=GradientSum.CUT) if how.trains else None,
     )
     elsewhere, rows = (
         r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL),
@@ -134,7 +137,7 @@ def _look_up_cut(r: Recorder, name: str, how: RunConfig) -> Tensor:
 
 
 def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str) -> Tensor:
-    joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
+    joined = GradientSum.WAITS if head.tied and r.compute is None else GradientSum.NO
     weight = vocabulary_table(r, table, ("V", "h"), how, joined=joined)
     x = r.cast(x, how.parameters, "lm_head/input") if head.wide else x
     logits = r.linear(r.spread(x, "lm_head") if how.tensor_parallel else x, weight, "V", "lm_head")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer
 from memsheet.diagnose.interval import Interval, size_words
-from memsheet.diagnose.snapshot.findings import Held
+from memsheet.diagnose.snapshot.findings import SnapshotFacts
 from memsheet.diagnose.snapshot.held import Group
 from memsheet.diagnose.verdict import predicted_bytes
 from memsheet.report.screen.layout import labelled_row, one_line
@@ -21,7 +21,7 @@ LINES, SHARE = 5, 50
 LONGEST_LINE = 46
 
 
-def held_sections(held: Held, answer: Answer | None, look: Look) -> Iterator[RenderableType]:
+def held_sections(held: SnapshotFacts, answer: Answer | None, look: Look) -> Iterator[RenderableType]:
     """The parts in order."""
     yield _held_table(held, answer, look)
     if held.steps:
@@ -36,7 +36,7 @@ def _size_words(size: int) -> str:
     return size_words(Interval(size, size))
 
 
-def _held_table(held: Held, answer: Answer | None, look: Look) -> RenderableType:
+def _held_table(held: SnapshotFacts, answer: Answer | None, look: Look) -> RenderableType:
     """Components, the largest first, each with the lines that hold most of it."""
     from rich.table import Table
     from rich.text import Text
@@ -76,7 +76,7 @@ def _line_words(line: Group) -> str:
     return f"  {name if len(name) <= LONGEST_LINE else '…' + name[1 - LONGEST_LINE :]} · {count}"
 
 
-def _step_words(held: Held) -> Iterator[str]:
+def _step_words(held: SnapshotFacts) -> Iterator[str]:
     growth = held.growth
     if growth is None:
         yield f"{held.steps} seen"
@@ -88,7 +88,7 @@ def _step_words(held: Held) -> Iterator[str]:
         yield f"{held.free_bytes // growth.bytes_per_step:,} more until memory is full"
 
 
-def _replay_words(held: Held) -> Iterator[str]:
+def _replay_words(held: SnapshotFacts) -> Iterator[str]:
     replayed = held.replayed
     assert replayed is not None
     yield f"as it was set, {replayed.matched:,} of {replayed.events:,} segment events come out the same"
@@ -104,7 +104,7 @@ def _setting_words(change: str, conf: str) -> str:
     return conf or change
 
 
-def _rank_words(held: Held, look: Look) -> Iterator[str]:
+def _rank_words(held: SnapshotFacts, look: Look) -> Iterator[str]:
     for rank in held.ranks[: None if look.full else 8]:
         died = ", died" if rank.died else ""
         live, reserved = _size_words(rank.live_bytes), _size_words(rank.reserved_bytes)

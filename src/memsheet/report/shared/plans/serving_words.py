@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from memsheet.formulas.serving_time import Seconds
-from memsheet.plan.document import asked_as
+from memsheet.plan.document import model_reference
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.names import SHORT
 from memsheet.plan.plan import Plan
@@ -77,5 +77,5 @@ def serving_command(found: Deployment, one: Served) -> str:
         for key, value in values.items()
         if not (key.startswith("mesh.") and value == 1) or (key == "mesh.attn_dp" and apart)
     }
-    model = shlex.quote(asked_as(found.model))
+    model = shlex.quote(model_reference(found.model))
     return f"memsheet infer {model} {machine_flags(found.cluster)} {flags_for(kept)}"

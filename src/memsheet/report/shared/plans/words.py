@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from memsheet.plan.document import asked_as
+from memsheet.plan.document import model_reference
 from memsheet.report.shared.machines import machine_flags
 from memsheet.report.shared.words import flags_for
 from memsheet.search.train.space import OFFLOAD
@@ -77,5 +77,5 @@ def plan_command(ranking: Ranking, planned: Planned) -> str:
     }
     usual = {f"mesh.{axis}": 1 for axis in AXES if axis != "dp_shard"}
     kept = {key: value for key, value in values.items() if usual.get(key) != value}
-    model = shlex.quote(asked_as(ranking.model))
+    model = shlex.quote(model_reference(ranking.model))
     return f"memsheet train {model} {machine_flags(ranking.cluster)} {flags_for(kept)}"

@@ -13,7 +13,7 @@ import pytest
 import memsheet
 from memsheet.report.screen.layout import command_row, render_parts
 from memsheet.report.shared.look import Look
-from memsheet.search.train.rank import asked_besides
+from memsheet.search.train.rank import other_costs
 
 CASES = [
     ("llama-3.1-70b", "64xH100-80GB", {"seq_len": 8192, "global_batch": 256, "engine": "megatron"}),
@@ -34,7 +34,7 @@ def test_no_printed_plan_is_slower_and_larger_than_another(
                 other.seconds <= one.seconds,
                 other.verdict.device.value <= one.verdict.device.value,
             )
-            as_plain = not asked_besides(other.request) & ~asked_besides(one.request)
+            as_plain = not other_costs(other.request) & ~other_costs(one.request)
             same = (other.seconds, other.verdict.device.value) == (one.seconds, one.verdict.device.value)
             assert not (faster and smaller and as_plain and not same)
 
