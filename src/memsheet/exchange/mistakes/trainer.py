@@ -19,7 +19,7 @@ from memsheet.exchange.mistakes.case import (
     scaled_halves,
 )
 from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED
-from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
+from memsheet.exchange.shared.script_places import LABELS_PLACE, MAPS, SCRIPT, SPREADS
 from memsheet.patterns import late_pattern
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import find_engine
@@ -120,6 +120,7 @@ def _predictions_stay(case: Case) -> Iterator[FoundMistake]:
             and kept
             and values.get("batch_eval_metrics") is not True
             and values.get("predict_with_generate") is not True  # which keeps words (trainer_seq2seq.py)
+            and not values.get(LABELS_PLACE)  # a head of a few labels, whatever the model's words are
             and not _keeps_no_logits(case, name)
         ):
             each = (
@@ -258,7 +259,8 @@ def _spread_over_ranks(case: Case) -> Iterator[FoundMistake]:
 
 def _scaled_halves(case: Case) -> Iterator[FoundMistake]:
     """A whole model that is loaded in fp16 and trained with the Trainer's fp16, whose scaler takes gradients
-    in fp32 alone. DeepSpeed and FSDP scale by themselves; adapters are fp32 beside such a base.
+    in fp32 alone. DeepSpeed and FSDP scale by themselves; adapters are fp32 beside such a base unless their
+    call says otherwise (peft 0.21.2 tuners/tuners_utils.py:2185).
     """
     beside = any(read.form.name in SCALES for read in case.reads.values())
     for name, read in case.of(_ARGUMENTS, "trl"):
@@ -267,7 +269,7 @@ def _scaled_halves(case: Case) -> Iterator[FoundMistake]:
         if (
             values.get("fp16") is True
             and read.request.get("precision.parameters") == "fp16"
-            and not ADAPTS & read.request.keys()
+            and (not ADAPTS & read.request.keys() or KEPT_HALF.search(case.texts.get(name, "")))
             and not any(map(values.get, ("deepspeed", "fsdp", f"{SCRIPT}.unsloth")))
             and not (beside or case.request.get("zero") or RAISES.search(case.texts.get(name, "")))
             and isinstance(clipped, int | float)
@@ -276,6 +278,7 @@ def _scaled_halves(case: Case) -> Iterator[FoundMistake]:
             yield scaled_halves(f"{name}: fp16", read)
 
 
+KEPT_HALF = late_pattern(r"autocast_adapter_dtype\s*=\s*False")
 ADAPTS = frozenset({"adapter.rank", "adapter.kind"})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.exchange.mistakes.megatron import MEGATRON
 from memsheet.exchange.mistakes.shape import SHAPE
 from memsheet.exchange.mistakes.trainer import TRAINER
@@ -478,3 +479,22 @@ def test_graphs_that_nobody_captures_and_words_that_name_none(
     assert list(told) == [rule][: bool(rule)]
     assert found.stops is stops
     assert doubt in found.doubt
+
+
+LABELLED = """from transformers import {head}, AutoTokenizer, Trainer, TrainingArguments
+model = {head}.from_pretrained("roberta-large"{labels})
+args = TrainingArguments("o", per_device_train_batch_size=16, eval_strategy="steps", fp16=True)
+Trainer(model=model, args=args, train_dataset=train, eval_dataset=held, compute_metrics=compute_metrics).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "labels", "found"),
+    [("AutoModelForSequenceClassification", ", num_labels=5", False), ("AutoModelForMaskedLM", "", True)],
+)
+def test_predictions_of_a_few_labels_take_no_room(
+    tmp_path: Path, head: str, labels: str, *, found: bool
+) -> None:
+    (tmp_path / "train.py").write_text(LABELLED.format(head=head, labels=labels))
+    checked = memsheet.check(tmp_path / "train.py", gpus="1xL4", seq_len=512)
+    assert ("predictions-on-gpu" in {rule.id for rule, _ in checked.mistakes}) is found

@@ -50,6 +50,7 @@ def mistakes(folder: Path, text: str) -> dict[str, bool]:
         (HALF, "", "", False),
         (HALF, ", fp16=True, max_grad_norm=0", "", False),  # the fused kernel unscales by itself
         (HALF, ", fp16=True", ADAPTED, False),  # peft makes adapters fp32
+        (HALF, ", fp16=True", ADAPTED.replace("]))", "]), autocast_adapter_dtype=False)"), True),
         (HALF, ", fp16=True", "for p in model.parameters(): p.data = p.data.float()", False),
         (", torch_dtype=torch.float32", ", fp16=True", "", False),
         (HALF, ", fp16=True, deepspeed={'fp16': {'enabled': True}}", "", False),
