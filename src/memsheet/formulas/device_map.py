@@ -45,7 +45,7 @@ def returned_logits(model: ModelSpec, plan: Plan, stage: Count) -> BytesByPath:
     """Logits that came back from another card, until the loss alone is named."""
     start, end = plan.end_stages or (0, plan.mesh.pp - 1)
     elsewhere = plan.schedule is Schedule.NAIVE and stage == start != end
-    if not elsewhere or plan.loss is not Loss.PLAIN or not model.head.width:
+    if not elsewhere or plan.loss is not Loss.PLAIN or model.head.kind == "none":
         return EMPTY
     shape = plan.training.shape
     size = plan.precision.compute.nbytes(shape.sequences * shape.tokens * model.head.width)

@@ -11,8 +11,8 @@ from memsheet.errors import InputError
 from memsheet.exchange import values_of
 from memsheet.exchange.joined_files import written_answer
 from memsheet.exchange.shared.file_format import FileReading, Values, read_format_values
-from memsheet.exchange.shared.script_places import SCRIPT
-from memsheet.exchange.shared.sentence_script import ACCUMULATED, BATCH, TRAINS_STATES
+from memsheet.exchange.shared.script_places import SCRIPT, TRAINS_STATES
+from memsheet.exchange.shared.sentence_script import ACCUMULATED, BATCH
 from memsheet.frozen import replace
 from memsheet.plan.document import plan_document
 

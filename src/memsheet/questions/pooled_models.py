@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memsheet.exchange.shared.file_format import FileReading
-from memsheet.exchange.shared.script_places import SCRIPT
-from memsheet.exchange.shared.sentence_script import TRAINS_STATES
+from memsheet.exchange.shared.script_places import SCRIPT, TRAINS_STATES
 from memsheet.exchange.shared.stand_in_server import WHOLE_TEXTS
 from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec

@@ -19,7 +19,7 @@ from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.plan.dtypes import BF16
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Role
-from memsheet.plan.plan import AttentionKind, Implementation, Offload, Plan, Routing
+from memsheet.plan.plan import AttentionKind, Implementation, Loss, Offload, Plan, Routing, Schedule
 from memsheet.sheet import Component
 
 KNOWN = replace(TENSOR, shape=(8192, 1024))
@@ -120,4 +120,7 @@ FSDP: dict[str, Callable[[], Cases]] = {
         place: call(KEPT, middle_of(staged(), ends=ends), piped(), symbol("stage")) for place, ends in (("inner", False), ("whole", True))
     },
 }  # fmt: skip
-CASES = {**ZERO, **MEGATRON, **FSDP}
+NAIVE: dict[str, Callable[[], Cases]] = {
+    "device_map.returned_logits": lambda: {"first card": call(spec(), replace(piped(), schedule=Schedule.NAIVE, loss=Loss.PLAIN), 0)},
+}  # fmt: skip
+CASES = {**ZERO, **MEGATRON, **FSDP, **NAIVE}

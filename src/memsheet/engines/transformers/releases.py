@@ -21,6 +21,9 @@ MONTHS: dict[Release, str] = {
 }  # fmt: skip
 """When a release came out, for engine versions that are dates."""
 
+FIRST: Release = (2, 0)
+"""The first release under this name."""
+
 USUAL_CACHE: Release = (4, 42)
 """From here on ``generate`` makes a ``DynamicCache`` itself for the classes that take one
 (generation/utils.py); before, keys and values went from step to step as tuples, also where a layer of 4.36
@@ -87,13 +90,13 @@ called torch's own function earlier than the library did (modeling_falcon.py in 
 
 def is_before(version: str | None, release: Release) -> bool:
     """Whether a version ("4.44.2", or the month of what was out, "2023-11") is older than a release. False
-    where none is named.
+    where none is named, and of numbers below the library's first, which are another program's (TRL's).
     """
     text = version or ""
     if date := re.match(r"(20\d{2}-\d{2})\b", text):
         return date[1] < MONTHS[release]
     named = re.match(r"(\d{1,2})\.(\d{1,3})\b", text)
-    return bool(named) and (int(named[1]), int(named[2])) < release if named else False
+    return named is not None and FIRST <= (int(named[1]), int(named[2])) < release
 
 
 def _release_of(family: str, usual: Release, later: dict[Release, tuple[str, ...]]) -> Release:

@@ -89,10 +89,17 @@ def profile_run_peak(part: ModelSpec, plan: Plan, release: Release, tokens: Coun
         pictures=pictures,
         resting=Bytes.exact(resting),
         sampler=drawn,
-        layer=Bytes.max(
-            profiled_layer_bytes(without_known_towers(part, plan, release), plan, tokens),
-            tower_run_bytes(part, plan, release),
-        ),
+        layer=_pass_bytes(part, plan, release, tokens),
+    )
+
+
+def _pass_bytes(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Bytes:
+    """What the widest operation makes, of a layer or of a tower."""
+    if not part.towers:
+        return profiled_layer_bytes(part, plan, tokens)
+    return Bytes.max(
+        profiled_layer_bytes(without_known_towers(part, plan, release), plan, tokens),
+        tower_run_bytes(part, plan, release),
     )
 
 

@@ -50,11 +50,11 @@ from memsheet.exchange.shared.script_places import (
     SEVERAL,
     SPREADS,
     TOKENIZERS,
+    TRAINS_STATES,
     UNMADE,
     UNREAD_FLAGS,
     UNSAID,
 )
-from memsheet.exchange.shared.sentence_script import TRAINS_STATES
 from memsheet.exchange.shared.trainer_names import SFT_OWN
 from memsheet.exchange.shared.trainer_script import arguments_of, without_own_fields
 from memsheet.exchange.shared.trainers import with_master

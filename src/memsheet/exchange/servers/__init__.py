@@ -73,7 +73,7 @@ KINDS = (
     Kind(target_servers, names=("makefile", ".mk", "justfile", ".just", ".ps1")),
     Kind(task_servers, ("run:",)),
     Kind(batch_servers, ("#sbatch",)),
-    Kind(wrapped_servers, ("vllm", "sglang")),
+    Kind(wrapped_servers, (".sh",)),
     Kind(text_servers, ("vllm", "sglang", "llama-server", "text-generation", "trtllm-serve", "lmdeploy"), (".yaml", ".yml", ".json")),
     Kind(swift_servers, ("swift",)),
     Kind(harness_servers, ("bench", "lm_eval", "lm-eval", "lighteval")),

@@ -4,7 +4,6 @@ c10/core/AllocatorConfig.h).
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,27 +30,6 @@ def switched_conf_text(asked: Values) -> str:
 def allocator_conf_text(asked: Values) -> str | None:
     """The variable's text where a plan asks for them."""
     return ON if asked.get("allocator.expandable_segments") else None
-
-
-def script_allocator_key(tree: ast.Module) -> dict[str, str]:
-    """What a script's own top level sets the variable to, the newer name first; nothing where it does not, or
-    not to a plain text.
-    """
-    told = dict(filter(None, map(_environment_text, tree.body)))
-    return next(({ALLOCATOR_CONF: told[name]} for name in (ALLOCATOR, OLDER) if name in told), {})
-
-
-def _environment_text(line: ast.stmt) -> tuple[str, str] | None:
-    """The variable's name and text of ``os.environ[NAME] = TEXT`` and of its ``setdefault``."""
-    given: tuple[ast.expr, ...] = ()
-    if isinstance(line, ast.Assign) and isinstance(place := line.targets[0], ast.Subscript):
-        given, of = (place.slice, line.value), place.value
-    elif isinstance(line, ast.Expr) and isinstance(call := line.value, ast.Call) and len(call.args) == 2:
-        given, of = tuple(call.args), call.func
-    if len(given) != 2 or not ast.unparse(of).removesuffix(".setdefault").endswith("environ"):
-        return None
-    name, text = (one.value if isinstance(one, ast.Constant) else None for one in given)
-    return (name, text) if isinstance(name, str) and isinstance(text, str) else None
 
 
 def allocator_conf_rows(group: str = "") -> tuple[Key, Key]:

@@ -8,11 +8,9 @@ from typing import Any
 from memsheet.exchange.shared.loaded_models import from_pretrained_keys, model_name_key
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module
-from memsheet.exchange.shared.script_places import UNSAID
+from memsheet.exchange.shared.script_places import TRAINS_STATES, UNSAID
 
 SENTENCE_TRANSFORMER = "SentenceTransformer"
-TRAINS_STATES = "trains_states"
-"""That a script trains a model's states, and how many texts of a row the sheet is of."""
 TEXTS = 2
 """Of a row at the least: an anchor and what it is held against (huggingface/sentence-transformers 0aa54b9
 sentence_transformers/losses).

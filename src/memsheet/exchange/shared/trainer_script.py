@@ -11,7 +11,6 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.shared.allocator_env import script_allocator_key
 from memsheet.exchange.shared.built_models import BUILT, built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
@@ -42,6 +41,7 @@ from memsheet.exchange.shared.python_values import ASKS_BF16
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import constant_values, flag_values, role_value
 from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
+from memsheet.exchange.shared.script_environment import script_allocator_key
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.exchange.shared.script_places import (
     ASKS_CARD,

@@ -69,6 +69,16 @@ def spread(maps: str) -> dict[str, str]:
     return {"run.sh": "torchrun --nproc_per_node 8 train.py\n", "train.py": text}
 
 
+def halved(switch: str) -> dict[str, str]:
+    text = (
+        "import torch\nfrom transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
+        "model = AutoModelForCausalLM.from_pretrained('meta-llama/Llama-3.2-1B', torch_dtype=torch.float16)\n"
+        f"args = TrainingArguments(output_dir='o', per_device_train_batch_size=1, {switch})\n"
+        "Trainer(model=model, args=args).train()\n"
+    )
+    return {"train.py": text}
+
+
 def axolotl(adapter: str) -> dict[str, str]:
     rest = "lora_r: 8\nlora_target_linear: true\nmicro_batch_size: 1\nsequence_len: 2048\n"
     said = f"base_model: meta-llama/Llama-3.2-1B\nadapter: {adapter}\nload_in_4bit: true\nbf16: true\n"
@@ -170,6 +180,7 @@ CASES: dict[str, Case] = {
         args(gradient_checkpointing=False, fsdp=True, fsdp_config={"activation_checkpointing": True}), {},
     ),
     "spread-over-ranks": (spread("auto"), spread("cuda"), {}),
+    "scaled-fp16": (halved("fp16=True"), halved("bf16=True"), {"gpus": "1xA100-80GB"}),
     "bits-without-adapter": (axolotl("lora"), axolotl("qlora"), {"gpus": "1xA100-80GB"}),
     "caches-and-recomputes": (args(use_cache=True, gradient_checkpointing=True), args(use_cache=False, gradient_checkpointing=True), {}),
     "reentrant-recompute": (
@@ -239,6 +250,7 @@ def test_a_rule_finds_its_mistake_and_no_other(rule: str, tmp_path: Path) -> Non
 
 STOPS = {
     "batch-product",
+    "scaled-fp16",
     "recomputes-twice",
     "spread-over-ranks",
     "nvme-without-folder", "recompute-half-said", "switch-needs-another", "unsynchronised-loading", "async-tp-uncompiled",

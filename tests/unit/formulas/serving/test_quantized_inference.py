@@ -212,6 +212,7 @@ def test_attention_where_nobody_says_is_the_releases(model: str, version: str | 
 def test_months_lie_with_their_releases():
     assert is_before("2024-05", (4, 42))
     assert not is_before("2024-06", (4, 42))
+    assert not is_before("1.9", (4, 42))  # TRL's
     assert list(MONTHS) == sorted(MONTHS)
     assert list(MONTHS.values()) == sorted(MONTHS.values())
     assert {USUAL_CACHE, USUAL_LOGITS, *LATER_CACHES, *LATER_LOGITS, *SCORES_BEFORE} <= set(MONTHS)

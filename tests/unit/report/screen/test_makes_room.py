@@ -20,7 +20,7 @@ from memsheet.report.shared.words import flags_for
 from memsheet.sheet import OUTSIDE_TENSORS, Component
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm"}),
+    ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm", "engine_version": "0.11.0"}),
     ("deepseek-v3", {"gpus": "8xH100-80GB", "engine": "vllm", "max_model_len": 8192}),
     ("llama-3.1-70b", {"gpus": "1xH100-80GB", "engine": "vllm"}),
     ("llama-3.1-70b", {"gpus": "1xH100-80GB", "engine": "sglang"}),
@@ -29,8 +29,11 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
         "nvidia/Llama-3.3-70B-Instruct-FP4",
         {"gpus": "2xRTX5090", "engine": "vllm", "max_model_len": 20224},
     ),
-    ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm", "sequences": 16}),
-    ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm", "max_num_seqs": 64}),
+    ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm", "engine_version": "0.11.0", "sequences": 16}),
+    (
+        "gpt-oss-120b",
+        {"gpus": "1xH100-80GB", "engine": "vllm", "engine_version": "0.11.0", "max_num_seqs": 64},
+    ),
     ("gemma-3-27b", {"gpus": "1xH100-80GB", "engine": "vllm"}),
 )
 NOT_ASKED = {"schema", "model", "task", "phase", "async_tp", "megatron_fsdp", "seq_len_kind"}
@@ -134,7 +137,7 @@ def test_rows_add_up(model: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_an_uncertain_server_may_refuse(width: int) -> None:
-    answer = memsheet.infer("gpt-oss-120b", gpus="1xH100-80GB", engine="vllm")
+    answer = memsheet.infer("gpt-oss-120b", gpus="1xH100-80GB", engine="vllm", engine_version="0.11.0")
     assert answer.verdict is not None
     assert answer.verdict.result is Result.UNCERTAIN
     told = screen(answer, width)
