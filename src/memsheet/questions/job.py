@@ -40,11 +40,12 @@ OF_SHEET = "memsheet/sheet/1"
 COMMANDS: Mapping[str, str] = {
     "verl": "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B",
     "trl": "trl grpo --model_name_or_path Qwen/Qwen3-8B --use_vllm true",
+    **{f"trl-{method}": f"trl {method} --model_name_or_path Qwen/Qwen3-8B" for method in ("sft", "dpo", "kto", "reward", "rloo")},
     "openrlhf": "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-8B --train.colocate_all",
     "slime": "python3 train.py --colocate --hf-checkpoint Qwen/Qwen3-4B", "nemo": "python examples/run_grpo.py --config grpo.yaml",
     "swift": "swift rlhf --rlhf_type grpo --model Qwen/Qwen3-8B",
 }  # fmt: skip
-"""Of programs that have no template, how one is started, by the first word of a name."""
+"""Of programs that have no template, how one is started, by a name or its first word."""
 OF_VALUES = "it gives one value of each token"
 AFTER_FIRST = "phases are those of a step after the first, when the optimizer's states are there"
 WITH_OUTPUT = "is counted with the output matrix that its head of one value lacks"
@@ -81,7 +82,8 @@ def document_of(
     if isinstance(named, str) and named in TEMPLATES:
         return job_of_template(named, said, sizes_of_model)
     if isinstance(named, str) and not Path(named).suffix and not Path(named).exists():
-        hint = COMMANDS.get(named.lower().replace("_", "-").partition("-")[0])
+        words = named.lower().replace("_", "-")
+        hint = COMMANDS.get(words) or COMMANDS.get(words.partition("-")[0])
         told = (
             f"its launch is asked about as it is typed: memsheet check --gpus 8xH100-80GB -- {hint}"
             if hint

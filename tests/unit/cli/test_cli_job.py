@@ -55,14 +55,18 @@ def test_what_json_prints_is_read_as_the_job_that_it_is_of(
     assert json.loads(capsys.readouterr().out)["verdict"] == document["verdict"]
 
 
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("verl", "python3 -m verl.trainer.main_ppo"), ("trl-dpo", "trl dpo "), ("trl_KTO", "trl kto "), ("trl-gspo", "trl grpo ")],
+)  # fmt: skip
 def test_a_program_without_a_template_is_told_how_it_is_asked_about(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, start: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert main(["job", "verl", "--model", "qwen3-8b", "--gpus", "8xH100-80GB"]) == 2
+    assert main(["job", name, "--model", "qwen3-8b", "--gpus", "8xH100-80GB"]) == 2
     told = capsys.readouterr().err
-    assert "job = verl: is no template" in told
-    assert "memsheet check --gpus 8xH100-80GB -- python3 -m verl.trainer.main_ppo" in told
+    assert f"job = {name}: is no template" in told
+    assert f"memsheet check --gpus 8xH100-80GB -- {start}" in told
 
 
 def test_a_flag_is_never_broken_on_a_screen_of_80_columns(
