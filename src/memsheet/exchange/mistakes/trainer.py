@@ -23,6 +23,7 @@ from memsheet.exchange.shared.script_places import LABELS_PLACE, MAPS, SCRIPT, S
 from memsheet.patterns import late_pattern
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.sheet import Component
 from memsheet.units import format_bytes
 
@@ -278,6 +279,36 @@ def _scaled_halves(case: Case) -> Iterator[FoundMistake]:
             yield scaled_halves(f"{name}: fp16", read)
 
 
+FORCED_FP32 = ("gemma3", "gemma4", "glm4_moe", "gpt_oss", "qwen3_5", "qwen3_moe")
+"""How families begin that Unsloth trains in float32 where bf16 is missing (unslothai/unsloth-zoo ce232d6
+unsloth_zoo/model_lists.py:45).
+"""
+
+
+def _unslothed_halves(case: Case) -> Iterator[FoundMistake]:
+    """An adapter's base that Unsloth loads in fp16 on a card without bf16, and a Trainer that is told bf16."""
+    model, answer = case.model, case.answer
+    if model is None or answer is None or answer.cluster is None or model.model_type.startswith(FORCED_FP32):
+        return
+    for name, read in case.of(_ARGUMENTS, "trl", "unsloth"):
+        values = read.values
+        if (
+            values.get("bf16") is True
+            and values.get(f"{SCRIPT}.unsloth") is True
+            and ADAPTS & read.request.keys()
+            and is_older_device(answer.cluster.device, BF16_UNITS)
+        ):
+            yield FoundMistake(
+                where=f"{name}: bf16",
+                says=(
+                    f"Unsloth loads the model in float16 on {answer.cluster.device.name}, which computes no "
+                    "bf16, and refuses a Trainer of bf16 beside it"
+                ),
+                cure="fp16=True in place of bf16=True",
+                stops=True,
+            )
+
+
 KEPT_HALF = late_pattern(r"autocast_adapter_dtype\s*=\s*False")
 ADAPTS = frozenset({"adapter.rank", "adapter.kind"})
 
@@ -436,6 +467,7 @@ TRAINER = (
     Rule(id="recomputes-twice", source=f"{_T} trainer.py:879-884; huggingface/transformers pull request 25771 (4.34)", looks=_recomputes_twice),
     Rule(id="spread-over-ranks", source=f"{_A} accelerator.py:1471-1481, 1814-1822, 4350; from accelerate 0.22 on", looks=_spread_over_ranks),
     Rule(id="scaled-fp16", source=f"{_T} trainer.py:1930, 2779; {_A} accelerator.py:566, 2946; torch 2.13.0 torch/amp/grad_scaler.py:274", looks=_scaled_halves),
+    Rule(id="bf16-without-units", source="unslothai/unsloth 015bdef unsloth/models/loader.py:1250; unsloth/models/rl.py:2395", looks=_unslothed_halves),
     Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_kv_cache_with_recompute),
     Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reentrant_checkpointing),
     Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised_ram_loading),

@@ -79,6 +79,16 @@ def halved(switch: str) -> dict[str, str]:
     return {"train.py": text}
 
 
+def unslothed(how: str) -> dict[str, str]:
+    text = (
+        "from trl import SFTConfig, SFTTrainer\nfrom unsloth import FastLanguageModel\n"
+        "model, _ = FastLanguageModel.from_pretrained('unsloth/Llama-3.2-1B', max_seq_length=512, load_in_4bit=True)\n"
+        "model = FastLanguageModel.get_peft_model(model, r=8, target_modules=['q_proj'])\n"
+        f"SFTTrainer(model=model, args=SFTConfig('o', per_device_train_batch_size=1, {how}=True)).train()\n"
+    )
+    return {"train.py": text}
+
+
 def axolotl(adapter: str) -> dict[str, str]:
     rest = "lora_r: 8\nlora_target_linear: true\nmicro_batch_size: 1\nsequence_len: 2048\n"
     said = f"base_model: meta-llama/Llama-3.2-1B\nadapter: {adapter}\nload_in_4bit: true\nbf16: true\n"
@@ -180,6 +190,7 @@ CASES: dict[str, Case] = {
         args(gradient_checkpointing=False, fsdp=True, fsdp_config={"activation_checkpointing": True}), {},
     ),
     "spread-over-ranks": (spread("auto"), spread("cuda"), {}),
+    "bf16-without-units": (unslothed("bf16"), unslothed("fp16"), {"gpus": "1xT4", "seq_len": 512}),
     "scaled-fp16": (halved("fp16=True"), halved("bf16=True"), {"gpus": "1xA100-80GB"}),
     "bits-without-adapter": (axolotl("lora"), axolotl("qlora"), {"gpus": "1xA100-80GB"}),
     "caches-and-recomputes": (args(use_cache=True, gradient_checkpointing=True), args(use_cache=False, gradient_checkpointing=True), {}),
@@ -250,7 +261,7 @@ def test_a_rule_finds_its_mistake_and_no_other(rule: str, tmp_path: Path) -> Non
 
 STOPS = {
     "batch-product",
-    "scaled-fp16",
+    "scaled-fp16", "bf16-without-units",
     "recomputes-twice",
     "spread-over-ranks",
     "nvme-without-folder", "recompute-half-said", "switch-needs-another", "unsynchronised-loading", "async-tp-uncompiled",

@@ -78,3 +78,28 @@ def test_a_loops_own_scaler_takes_no_fp16(
 ) -> None:
     found = mistakes(tmp_path, LOOP.format(load=load, fused=fused, scaler=scaler, clip=clip))
     assert ("scaled-fp16-loop" in found) is told
+
+
+UNSLOTH = """from unsloth import FastLanguageModel
+from trl import SFTConfig, SFTTrainer
+model, tokenizer = FastLanguageModel.from_pretrained("{model}", max_seq_length=512, load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r=16, target_modules=["q_proj", "v_proj"])
+SFTTrainer(model=model, tokenizer=tokenizer, args=SFTConfig(per_device_train_batch_size=1, {how}=True)).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "how", "gpus", "stops"),
+    [
+        ("unsloth/Llama-3.2-1B-Instruct", "bf16", "1xT4", True),
+        ("unsloth/Llama-3.2-1B-Instruct", "fp16", "1xT4", False),
+        ("unsloth/Llama-3.2-1B-Instruct", "bf16", "1xL4", False),
+        ("unsloth/gemma-3-1b-it", "bf16", "1xT4", False),  # trained in float32 there
+    ],
+)
+def test_unsloth_takes_no_bf16_beside_the_fp16_that_it_loads(
+    model: str, how: str, gpus: str, stops: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(UNSLOTH.format(model=model, how=how))
+    found = memsheet.check(tmp_path / "train.py", gpus=gpus)
+    assert {rule.id: one.stops for rule, one in found.mistakes}.get("bf16-without-units", False) is stops
