@@ -311,13 +311,14 @@ def doubt_of(
     return replace(doubt, most_bytes=max(doubt.most_bytes, most), no_most=doubt.no_most or unbounded)
 
 
+BY_ENGINE = "--engine says it (transformers: a whole copy on each GPU; fsdp2 or deepspeed: divided)"
 OPEN_LAUNCHER = (
     "nothing says what starts its processes, and accelerate's own configuration may divide the states: "
-    "--engine or --zero says it"
+    f"{BY_ENGINE}"
 )
 ACCELERATES_OWN = (
     "accelerate's own configuration, which is in the user's home and no file of the job, may divide the "
-    "states or offload them: --engine or --zero says it"
+    f"states or offload them: {BY_ENGINE}"
 )
 
 
