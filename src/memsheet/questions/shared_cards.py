@@ -23,6 +23,10 @@ SHARES_ABOVE_CARD = Rule(
 """Told of servers together, none of which has the others' shares."""
 
 
+IDLE_MEMORY = "idle-memory"
+"""The rule of a share that leaves room on a card: not on one that others have the rest of."""
+
+
 def with_shared_cards(launches: Sequence[Launch], cards: Mapping[str, tuple[str, ...]]) -> tuple[Launch, ...]:
     """Launches, of which those that share cards do not start where their shares of the whole card are more
     than it. ``cards``: the numbers of the cards that are named for each, by its name.
@@ -81,7 +85,10 @@ def _with_summed_needs(
         result = Result.UNCERTAIN
     judged = replace(answer, verdict=replace(answer.verdict, result=result))
     doubt = "; ".join(filter(None, (words if result is Result.UNCERTAIN else "", one.checked.doubt)))
-    return replace(one, checked=replace(one.checked, answer=judged, doubt=doubt, cards_words=words))
+    mistakes = tuple(found for found in one.checked.mistakes if found[0].id != IDLE_MEMORY)
+    return replace(
+        one, checked=replace(one.checked, answer=judged, doubt=doubt, cards_words=words, mistakes=mistakes)
+    )
 
 
 def _device_bytes(one: Launch) -> Bytes | None:

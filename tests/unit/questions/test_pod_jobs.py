@@ -291,3 +291,13 @@ def test_services_on_one_card_are_told_their_sum(
     if found:
         assert float(found[1]) + float(found[2]) == pytest.approx(float(found[3]), abs=0.021)
         assert float(found[3]) <= 44.4 or not chat.split("\n\n")[1].startswith("FITS")
+
+
+@pytest.mark.parametrize(("other", "idle"), [("0", False), ("1", True)])
+def test_what_others_have_of_a_card_is_not_left_to_nobody(
+    other: str, idle: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SHARED.format(share=0.6, other=other).replace("--max-num-seqs 16", "--max-num-seqs 64")
+    (tmp_path / "compose.yaml").write_text(text)
+    main(["check", str(tmp_path / "compose.yaml"), "--gpus", "1xL40S"])
+    assert ("is left to nobody" in " ".join(capsys.readouterr().out.split())) is idle
