@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from memsheet.budget import Answer, worst_sheet
 from memsheet.exchange.shared.file_format import FileReading, Moved
 from memsheet.exchange.shared.script_defaults import LAUNCHED
-from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS
+from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS, WITHIN
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import Schedule
 from memsheet.plan.workload import Training
@@ -18,7 +18,9 @@ from memsheet.sheet import STATES, Component, Sheet
 PLACE = f"{SCRIPT}.{SPREADS}"
 BALANCED = ("auto", "balanced")
 IN_TURN = "sequential"
-"""The map that fills one card after the other; all others give each an even share."""
+"""The map that fills one card after the other; all others give each an even share, but where a call says how
+much each may take.
+"""
 
 
 def spreads_layers(reads: Mapping[str, FileReading], answer: Answer) -> bool:
@@ -73,7 +75,7 @@ def spread_moves(reads: Mapping[str, FileReading], answer: Answer) -> tuple[Move
     states = sum(int(sums[one].value) for one in STATES if one in sums)
     share = states // cards + (9 * _largest_part(answer, states)) // 4
     buckets = int(sums[Component.COMMUNICATION].low) if Component.COMMUNICATION in sums else 0
-    in_turn = any(read.values.get(PLACE) == IN_TURN for read in reads.values())
+    in_turn = any(read.values.get(PLACE) in (IN_TURN, WITHIN) for read in reads.values())
     surely = 0 if in_turn else max(0, states - share) + buckets
     most = int(answer.verdict.device.low) - even_share(answer)
     return (Moved(at=PLACE, why=spread_words(answer), low_bytes=-max(surely, most), high_bytes=-surely),)

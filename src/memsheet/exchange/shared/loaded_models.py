@@ -24,6 +24,7 @@ from memsheet.exchange.shared.script_places import (
     SAME_MAP,
     SPREADS,
     WHOLE,
+    WITHIN,
 )
 from memsheet.patterns import late_pattern
 
@@ -60,7 +61,7 @@ def from_pretrained_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     dtype, attention = held.get("dtype", held.get("torch_dtype")), held.get("attn_implementation")
     return {
         **({"dtype": str(dtype).removeprefix("torch.")} if dtype is not None else {}), **({"attention": attention} if attention is not None else {}),
-        **_bits_of_keywords(held), **({SPREADS: SAME_MAP.get(at, at)} if (at := held.get(SPREADS)) in MAPS else {}),
+        **_bits_of_keywords(held), **({SPREADS: WITHIN if "max_memory" in held else SAME_MAP.get(at, at)} if (at := held.get(SPREADS)) in MAPS else {}),
     }  # fmt: skip
 
 

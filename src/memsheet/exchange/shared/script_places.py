@@ -24,7 +24,9 @@ INLINE = "deepspeed"
 """The argument that is a file, or what would stand in one (training_args.py: deepspeed)."""
 ASKS_CARD = "asks_card"
 """That the script asks its card whether it has bf16; it is read as on one that has."""
-SPREADS, MAPS = "device_map", ("auto", "balanced", "balanced_low_0", "sequential")
+WITHIN = "within max_memory"
+"""In place of a map's name, where the call says how much each card may take."""
+SPREADS, MAPS = "device_map", ("auto", "balanced", "balanced_low_0", "sequential", WITHIN)
 SAME_MAP = {"auto": "balanced"}
 """One word for maps that are made alike (transformers 5.23.0 integrations/accelerate.py:349-360)."""
 COLOCATED = "colocated"

@@ -174,9 +174,10 @@ def test_what_one_process_spreads_is_no_whole_copy_on_each(tmp_path: Path) -> No
     assert spread.answer.plan.schedule is Schedule.NAIVE
     assert len(spread.answer.sheets) == 2
     assert any("one process spreads the layers" in words for words in spread.assumed)
-    in_turn = needs(', device_map="sequential"')  # a map that is not modelled
-    assert in_turn.result is Result.UNCERTAIN
-    assert "one process spreads the layers" in in_turn.doubt
+    for loads in (', device_map="sequential"', ', device_map="auto", max_memory={0: "8GiB", 1: "22GiB"}'):
+        other = needs(loads)  # a map that is not modelled
+        assert other.result is Result.UNCERTAIN
+        assert "one process spreads the layers" in other.doubt
 
 
 @pytest.mark.parametrize(("card", "code"), [("T4", 10), ("L4", 0)])
