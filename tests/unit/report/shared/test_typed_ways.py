@@ -40,7 +40,7 @@ POOLS = (
     "llama-3.1-8b --gpus 1xH100-80GB --concurrency 128 --max-model-len 32768 --gpu-memory-utilization 0.9",
     "llama-3.1-70b --gpus 2xH100-80GB --tensor-parallel-size 2 --max-model-len 32768",
     "llama-3.1-70b --gpus 2xH100-80GB --max-num-seqs 64 --prompt-tokens 30000 --output-tokens 2000 --max-model-len 32768",
-    "gpt-oss-120b --gpus 1xH100-80GB --max-num-seqs 512",
+    "gpt-oss-120b --gpus 1xH100-80GB --engine-version 0.11.0 --max-num-seqs 512",
     "llama-3.1-70b --gpus 1xA100-80GB --quantization fp8 --enforce-eager --max-model-len 65536",
 )  # fmt: skip
 SOLVED = (
