@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
@@ -22,15 +23,17 @@ MOST_CALLS = 3
 """Calls of the file's own functions in one another whose conditions are followed."""
 TRAINS = late_pattern(r"(?:Trainer|TrainingArguments)$|^(?:backward|train_batch|manual_backward)$")
 """Calls that a training has: what they stand under, too, decides whether there is one, and nothing of it."""
-MOST_NAMES = 3
-"""Names that an object is given one after another and that are followed to where it is taken."""
+MOST_NAMES, MOST_USES = 3, 8
+"""Names that an object is given one after another and that are followed to where it is taken, and how many
+places each may be read in.
+"""
 TAKES = late_pattern(
     r"Trainer$|(?:^|\.)(?:get_peft_model|add_adapter|pipeline)$|(?:Model|LM|For[A-Z]\w*)\.from_pretrained$"
 )
 """Calls that a configuration of adapters or of fewer bits is given to."""
 NAMES_AS_TEXT = late_pattern(r"^(?:globals|locals|vars|eval|exec)$")
 """Calls that reach a name which the text does not read (docs.python.org, Built-in Functions)."""
-SHOWS = ("print", "pprint", "debug", "info", "warning")
+SHOWS = [["print"], ["pprint"], ["debug"], ["info"], ["warning"]]
 """Calls that only tell what an object is: of the language, and of its ``logging``."""
 OPEN_BRANCH = "made under a condition that the text does not decide"
 
@@ -85,60 +88,67 @@ def _way_to_uses(module: Module, made: ast.expr | None, names: int) -> Way:
     That it is wherever the text could hide it: in a class, in names that are asked for by their text, or in
     a file that does nothing itself which takes one, and that another imports.
     """
-    given = _given_names(module.tree, made) if made is not None and names < MOST_NAMES else None
-    called = [".".join(path) for _, path, _ in module.sites]
+    given = _given_names(module.tree).get(made) if made is not None and names < MOST_NAMES else None
+    called = [".".join(path) for _, path, _ in module.sites] if given is not None else []
     if given is None or not any(map(TAKES.search, called)) or any(map(NAMES_AS_TEXT.search, called)):
         return ALWAYS
-    uses = list(_uses_of_names(module.tree, given))
-    if any(isinstance(one, ast.Constant) for one in uses):
+    read = _uses_of_names(module.tree)
+    uses = [one for name in sorted(given) for one in read.get(name, ())]
+    if len(uses) > MOST_USES or any(isinstance(one, ast.Constant) for one in uses):
         return ALWAYS
-    ways = [_first_open(_way_to_node(module, one, 0), _way_to_uses(module, one, names + 1)) for one in uses]
-    if any(way.runs for way in ways):
-        return ALWAYS
+    ways: list[Way] = []
+    for one in uses:
+        ways.append(_first_open(_way_to_node(module, one, 0), _way_to_uses(module, one, names + 1)))
+        if ways[-1].runs:
+            return ALWAYS
     return next((way for way in ways if way.runs is None), Way(runs=False))
 
 
-def _given_names(tree: ast.Module, made: ast.expr) -> set[str] | None:
-    """The names that a statement gives what it makes, none where it drops it; nothing where it stands inside
-    of something else, or in a class.
+@lru_cache(maxsize=2)
+def _given_names(tree: ast.Module) -> dict[ast.expr, set[str]]:
+    """The names that statements give what they make, none where they drop it; not of what stands inside of
+    something else, or in a class.
     """
+    found: dict[ast.expr, set[str]] = {}
     of_class = {id(one) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for one in node.body}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and node.value is made:
-            return set() if isinstance(made, ast.Call) else None
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or id(node) in of_class:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            found[node.value] = set()
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None or id(node) in of_class:
             continue
+        paths = [
+            attribute_path(one) for one in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        ]
         choice = node.value
-        if choice is made or (isinstance(choice, ast.IfExp) and made in (choice.body, choice.orelse)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            paths = [attribute_path(target) for target in targets]
-            return {path[-1] for path in paths} if all(paths) else None
-    return None
+        for made in (choice.body, choice.orelse) if isinstance(choice, ast.IfExp) else (choice,):
+            if all(paths):
+                found[made] = {path[-1] for path in paths}
+    return found
 
 
-def _uses_of_names(tree: ast.Module, names: set[str]) -> Iterator[ast.expr]:
-    """Where names are read, as such, as attributes or as a text, but for what only shows or changes them."""
-    shown = {
-        id(one)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and attribute_path(node.func)[-1:] in ([show] for show in SHOWS)
-        for one in ast.walk(node)
-    }
-    changed = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
+@lru_cache(maxsize=2)
+def _uses_of_names(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """Where each name is read, as such, as an attribute or as a text, but for what only shows or changes it."""
+    passed: set[int] = set()
     for node in ast.walk(tree):
-        if id(node) in shown | changed:
-            continue
+        if isinstance(node, ast.Call) and attribute_path(node.func)[-1:] in SHOWS:
+            passed |= {
+                id(one) for held in (node.args, node.keywords) for part in held for one in ast.walk(part)
+            }
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            passed.add(id(node.value))
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
         match node:
-            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()) if (
-                name in names
+            case _ if id(node) in passed:
+                continue
+            case (
+                ast.Name(id=name, ctx=ast.Load())
+                | ast.Attribute(attr=name, ctx=ast.Load())
+                | ast.Constant(value=str(name))
             ):
-                yield node
-            case ast.Constant(value=str(name)) if name in names:
-                yield node
+                found.setdefault(name, []).append(node)
+    return found
 
 
 def _way_to_call(module: Module, held: Mapping[str, Any]) -> Way:
