@@ -39,7 +39,7 @@ def test_tables_that_a_script_trains_whole_are_of_the_plan() -> None:
     text = (
         "from peft import LoraConfig\nmodel = AutoModelForCausalLM.from_pretrained('gpt2')\n"
         "peft = LoraConfig(r=8, target_modules=['c_attn'], modules_to_save={})\n"
-        "args = TrainingArguments('o')\nTrainer(model=model, args=args)"
+        "args = TrainingArguments('o')\nTrainer(model=get_peft_model(model, peft), args=args)"
     )
     (whole,) = recognise_files({"train.py": text.format(["wte", "lm_head"])}, ())[0].values()
     assert (whole.request["adapter.full_modules"], whole.unmodelled) == (["wte", "lm_head"], ())

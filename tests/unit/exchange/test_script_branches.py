@@ -109,6 +109,69 @@ def test_fewer_bits_are_made_alike(tmp_path: Path) -> None:
     assert at_flag.answer.plan.quantization is None
 
 
+CONFIGURED = "cfg = LoraConfig(r=16, target_modules=['q_proj', 'v_proj'])\n"
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        CONFIGURED, "LoraConfig(r=16)", f"{CONFIGURED}# model = get_peft_model(model, cfg)", f"{CONFIGURED}print(cfg)\ncfg.r = 32",
+        f"{CONFIGURED}peft_config = cfg", f"def adapt(model):\n    {CONFIGURED}    return model\nmodel = adapt(model)",
+        f"{CONFIGURED}if False:\n    model = get_peft_model(model, cfg)", f"{CONFIGURED}cfg = None",
+    ],
+)  # fmt: skip
+def test_a_configuration_that_nothing_takes_makes_no_adapters(adapter: str, tmp_path: Path) -> None:
+    """The whole model trains; whoever hands it over after all needs less."""
+    assert not is_adapted(checked(tmp_path, LARGE, adapter=adapter))
+    assert checked(tmp_path, LARGE, adapter=adapter).result is Result.FITS
+    denied = checked(tmp_path, SMALL, adapter=adapter)
+    assert denied.result is not Result.FITS
+    if "if False" not in adapter:
+        assert "LoraConfig of line" in denied.doubt
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        f"{CONFIGURED}model = get_peft_model(model, cfg)", f"{CONFIGURED}peft_config = cfg\nmodel.add_adapter(peft_config)",
+        f"{CONFIGURED}model = get_peft_model(model, globals()['cfg'])", f"class Own:\n    {CONFIGURED}model = adapted(model, Own)",
+        f"def adapt(model):\n    {CONFIGURED}    return get_peft_model(model, cfg)\nmodel = adapt(model)",
+        "cfg = LoraConfig(r=16) if True else None\nmodel = get_peft_model(model, cfg)",
+        f"{CONFIGURED}more = {{'peft_config': cfg}}\nmodel = adapted(model, **more)",
+    ],
+)  # fmt: skip
+def test_a_configuration_that_anything_takes_makes_adapters(taken: str, tmp_path: Path) -> None:
+    found = checked(tmp_path, SMALL, adapter=taken)
+    assert is_adapted(found)
+    assert found.result is Result.FITS
+
+
+@pytest.mark.parametrize(("test", "result"), [("args.lora", False), ("settings.adapts", True)])
+def test_a_configuration_is_as_sure_as_what_takes_it(test: str, result: bool, tmp_path: Path) -> None:
+    taken = f"{CONFIGURED}if {test}:\n    model = get_peft_model(model, cfg)"
+    found = checked(tmp_path, SMALL, SWITCH, adapter=taken)
+    assert is_adapted(found) is result
+    assert found.result is Result.UNCERTAIN
+
+
+@pytest.mark.parametrize(("given", "bits"), [(", quantization_config=four", True), ("", False)])
+def test_fewer_bits_that_no_call_takes_are_none(given: str, bits: bool, tmp_path: Path) -> None:
+    script = tmp_path / "generate.py"
+    script.write_text(
+        "import torch\nfrom transformers import AutoModelForCausalLM, BitsAndBytesConfig\n"
+        f"{FOUR.replace('bits', 'four')}\n"
+        f"model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B', torch_dtype=torch.bfloat16{given})\n"
+        "model.generate(torch.ones(1, 4096, dtype=torch.long), max_new_tokens=256)\n"
+    )
+    found = check(script, gpus="1xRTX4070", prompt_tokens=4096)
+    assert found.answer is not None
+    assert (found.answer.plan.quantization is not None) is bits
+    assert (found.result is Result.FITS) is bits
+    trains = checked(tmp_path, SMALL, FOUR.replace("bits", "four"), "bits = four" if bits else "", LORA)
+    assert trains.answer is not None
+    assert (trains.answer.plan.quantization is not None) is bits
+
+
 def test_layers_that_may_be_computed_again_leave_a_verdict_open(tmp_path: Path) -> None:
     text = TRAINER.format(before="", bits="", adapter=LORA).replace(", gradient_checkpointing=True", "")
     script = tmp_path / "train.py"

@@ -11,6 +11,7 @@ from memsheet.exchange.shared.peft_configs import (
     OURS,
     WITHOUT_BYTES,
 )
+from memsheet.exchange.shared.python_branches import unused_objects
 from memsheet.exchange.shared.python_config import call_node, named_calls
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import BASE
@@ -71,7 +72,8 @@ def open_bits_key(module: Module, held: Mapping[str, Any]) -> dict[str, Any]:
     elsewhere = told == UNSET or (
         isinstance(told, dict) and BASE in told
     )  # what another file's function returns
-    if elsewhere and not any(named_calls(module, (BITS,))):
+    own = any(named_calls(module, (BITS,))) and not unused_objects(module, (BITS,))
+    if elsewhere and not own:
         return {BITS: "quantization_config, which the text does not tell"}
     return {BITS: "further arguments, which the text does not tell"} if held.get(KEYWORDS) == UNSET else {}
 

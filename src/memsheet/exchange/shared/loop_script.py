@@ -30,7 +30,7 @@ from memsheet.exchange.shared.loop_places import DRIVER
 from memsheet.exchange.shared.model_casts import WIDTHS, model_casts
 from memsheet.exchange.shared.own_classes import handed_model_words, own_class_key
 from memsheet.exchange.shared.peft_configs import ADAPTED, peft_config_keys, with_open_branch
-from memsheet.exchange.shared.python_branches import reachable_calls
+from memsheet.exchange.shared.python_branches import objects_in_use, reachable_calls
 from memsheet.exchange.shared.python_config import call_node, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, Tree
 from memsheet.exchange.shared.python_values import ASKS_BF16, BASE
@@ -242,11 +242,11 @@ def _adapter_keys(module: Module, told: Callable[[str], RoleValue | None]) -> di
                     for at, one in held.items()
                     if one != UNSET or at in ("r", "target_modules", "num_virtual_tokens")
                 }
-                for held in reachable_calls(module, names)
+                for held in objects_in_use(module, names)
             )
         )
     if not _is_off(told("4bit")) and not _is_off(told("8bit")):
-        for held in reachable_calls(module, (BITS,)):
+        for held in objects_in_use(module, (BITS,)):
             made |= with_open_branch(BITS, bitsandbytes_keys(held), held)
     if any(reachable_calls(module, PREPARES)):
         made["prepared"] = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from memsheet.exchange.shared.file_format import UNSET
@@ -13,7 +14,7 @@ from memsheet.exchange.shared.python_config import call_node, named_calls, value
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
 from memsheet.exchange.shared.python_values import condition_value, value_of_path
 from memsheet.exchange.shared.script_flags import known_flags
-from memsheet.exchange.shared.script_places import BRANCH, CLASS
+from memsheet.exchange.shared.script_places import BRANCH, CLASS, LINE
 from memsheet.frozen import NamedTuple
 from memsheet.guard.budget import TooMuchError
 from memsheet.patterns import late_pattern
@@ -22,6 +23,18 @@ MOST_CALLS = 3
 """Calls of the file's own functions in one another whose conditions are followed."""
 TRAINS = late_pattern(r"(?:Trainer|TrainingArguments)$|^(?:backward|train_batch|manual_backward)$")
 """Calls that a training has: what they stand under, too, decides whether there is one, and nothing of it."""
+MOST_NAMES, MOST_USES = 3, 8
+"""Names that an object is given one after another and that are followed to where it is taken, and how many
+places each may be read in.
+"""
+TAKES = late_pattern(
+    r"Trainer$|(?:^|\.)(?:get_peft_model|add_adapter|pipeline)$|(?:Model|LM|For[A-Z]\w*)\.from_pretrained$"
+)
+"""Calls that a configuration of adapters or of fewer bits is given to."""
+NAMES_AS_TEXT = late_pattern(r"^(?:globals|locals|vars|eval|exec)$")
+"""Calls that reach a name which the text does not read (docs.python.org, Built-in Functions)."""
+SHOWS = [["print"], ["pprint"], ["debug"], ["info"], ["warning"]]
+"""Calls that only tell what an object is: of the language, and of its ``logging``."""
 OPEN_BRANCH = "made under a condition that the text does not decide"
 
 
@@ -53,6 +66,91 @@ def calls_at_flag(module: Module, names: Iterable[str]) -> dict[str, str]:
     return {name: way.flag for name, way in named.items() if way.runs is False and way.flag}
 
 
+def objects_in_use(module: Module, names: Iterable[str]) -> Iterator[Tree]:
+    """Objects of some classes that are made and that something takes: those of no name of their own, and
+    those whose name is read where it runs; ``BRANCH`` among the arguments of one of which that is open.
+    """
+    for held in reachable_calls(module, names):
+        runs = _way_to_uses(module, call_node(module, held), 0).runs
+        if runs is not False:
+            yield held if runs else {**held, BRANCH: OPEN_BRANCH}
+
+
+def unused_objects(module: Module, names: Iterable[str]) -> dict[str, int]:
+    """Classes of which a script makes objects and takes none of them: the last one's line by the class."""
+    made = {held[CLASS]: int(held[LINE]) for held in reachable_calls(module, names)}
+    used = {held[CLASS] for held in objects_in_use(module, made)} if made else set()
+    return {name: line for name, line in made.items() if name not in used}
+
+
+def _way_to_uses(module: Module, made: ast.expr | None, names: int) -> Way:
+    """Whether what an expression makes is taken anywhere, under the names that it is given one after another.
+    That it is wherever the text could hide it: in a class, in names that are asked for by their text, or in
+    a file that does nothing itself which takes one, and that another imports.
+    """
+    given = _given_names(module.tree).get(made) if made is not None and names < MOST_NAMES else None
+    called = [".".join(path) for _, path, _ in module.sites] if given is not None else []
+    if given is None or not any(map(TAKES.search, called)) or any(map(NAMES_AS_TEXT.search, called)):
+        return ALWAYS
+    read = _uses_of_names(module.tree)
+    uses = [one for name in sorted(given) for one in read.get(name, ())]
+    if len(uses) > MOST_USES or any(isinstance(one, ast.Constant) for one in uses):
+        return ALWAYS
+    ways: list[Way] = []
+    for one in uses:
+        ways.append(_first_open(_way_to_node(module, one, 0), _way_to_uses(module, one, names + 1)))
+        if ways[-1].runs:
+            return ALWAYS
+    return next((way for way in ways if way.runs is None), Way(runs=False))
+
+
+@lru_cache(maxsize=2)
+def _given_names(tree: ast.Module) -> dict[ast.expr, set[str]]:
+    """The names that statements give what they make, none where they drop it; not of what stands inside of
+    something else, or in a class.
+    """
+    found: dict[ast.expr, set[str]] = {}
+    of_class = {id(one) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for one in node.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            found[node.value] = set()
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None or id(node) in of_class:
+            continue
+        paths = [
+            attribute_path(one) for one in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        ]
+        choice = node.value
+        for made in (choice.body, choice.orelse) if isinstance(choice, ast.IfExp) else (choice,):
+            if all(paths):
+                found[made] = {path[-1] for path in paths}
+    return found
+
+
+@lru_cache(maxsize=2)
+def _uses_of_names(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """Where each name is read, as such, as an attribute or as a text, but for what only shows or changes it."""
+    passed: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and attribute_path(node.func)[-1:] in SHOWS:
+            passed |= {
+                id(one) for held in (node.args, node.keywords) for part in held for one in ast.walk(part)
+            }
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            passed.add(id(node.value))
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        match node:
+            case _ if id(node) in passed:
+                continue
+            case (
+                ast.Name(id=name, ctx=ast.Load())
+                | ast.Attribute(attr=name, ctx=ast.Load())
+                | ast.Constant(value=str(name))
+            ):
+                found.setdefault(name, []).append(node)
+    return found
+
+
 def _way_to_call(module: Module, held: Mapping[str, Any]) -> Way:
     node = call_node(module, held)
     return ALWAYS if node is None else _way_to_node(module, node, 0)
@@ -68,6 +166,11 @@ def _way_to_node(module: Module, node: ast.AST, calls: int) -> Way:
         ways += [_way_under(module, one) for one in _tests_of(around, before, inner)]
     if functions and calls < MOST_CALLS and not _holds_every_training(module, functions[-1]):
         ways.append(_way_to_function(module, functions[-1], calls))
+    return _first_open(*ways)
+
+
+def _first_open(*ways: Way) -> Way:
+    """Of ways that all must be open to run: the first that is not, or that nobody knows of."""
     left = next((way for way in ways if way.runs is False), None)
     return left or next((way for way in ways if way.runs is None), ALWAYS)
 

@@ -50,6 +50,8 @@ def sentence_keys(module: Module, said: dict[str, Any]) -> dict[str, Any]:
 
 def _cached_piece(module: Module) -> Any:
     """How many texts a loss embeds at a time; None where it embeds all of them."""
-    names = [name for name in module.imported if name.startswith(CACHED) and name.endswith("Loss")]
-    made = next(iter(named_calls(module, tuple(names), local=True)), None) if names else None
+    called = {path[-1]: module.imported.get(path[-1], path[-1]) for _, path, _ in module.sites}
+    classes = {name: whole.rpartition(".")[2] for name, whole in called.items()}
+    names = [name for name, of in classes.items() if of.startswith(CACHED) and of.endswith("Loss")]
+    made = next(iter(named_calls(module, names, local=True)), None) if names else None
     return made.get(PIECE, made.get("3", USUAL_PIECE)) if made is not None else None

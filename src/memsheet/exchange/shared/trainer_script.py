@@ -29,12 +29,19 @@ from memsheet.exchange.shared.own_classes import own_class_key
 from memsheet.exchange.shared.peft_configs import (
     ADAPTED,
     LORA,
+    OTHERS,
     OURS,
+    READ,
     adapters_over_bits,
     peft_config_keys,
     with_open_branch,
 )
-from memsheet.exchange.shared.python_branches import calls_at_flag, reachable_calls
+from memsheet.exchange.shared.python_branches import (
+    calls_at_flag,
+    objects_in_use,
+    reachable_calls,
+    unused_objects,
+)
 from memsheet.exchange.shared.python_config import call_node, flatten_constructor, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16
@@ -400,17 +407,21 @@ def _older_trainer_keys(module: Module) -> dict[str, Any]:
 
 def _adapter_keys(module: Module) -> dict[str, Any]:
     """Adapters and the bits of their base, as far as they are made."""
-    found = peft_config_keys(lambda *names: reachable_calls(module, names))
-    for held in reachable_calls(module, (BITS,)):
+    found = peft_config_keys(lambda *names: objects_in_use(module, names))
+    for held in objects_in_use(module, (BITS,)):
         found |= with_open_branch(BITS, bitsandbytes_keys(held), held)
     return {**found, **unmade_key(module)}
 
 
 def unmade_key(module: Module) -> dict[str, Any]:
-    """Adapters and fewer bits that a script makes once a flag is given, and not at its default."""
+    """Adapters and fewer bits that a script makes once a flag is given, and not at its default, or whose
+    configuration it makes and gives to nothing.
+    """
     flags = calls_at_flag(module, (LORA, BITS))
-    told = ", ".join(f"{name} of {flag}" for name, flag in flags.items())
-    return {UNMADE: f"{told}, which nobody gives here"} if told else {}
+    told = [f"{name} of {flag}, which nobody gives here" for name, flag in flags.items()]
+    unused = unused_objects(module, (*READ, *OTHERS, BITS))
+    told += [f"{name} of line {line}, which nothing in the script takes" for name, line in unused.items()]
+    return {UNMADE: "; ".join(told)} if told else {}
 
 
 def _prepare_kbit_keys(held: Mapping[str, Any], said: dict[str, Any], *, quantized: bool) -> dict[str, Any]:

@@ -46,6 +46,29 @@ def test_a_cached_loss_holds_a_piece_at_a_time(more: str, piece: int, tmp_path: 
     assert (int(job.microbatch), int(job.global_batch or job.microbatch)) == (piece, 128)
 
 
+@pytest.mark.parametrize("loss", ["CachedMultipleNegativesRankingLoss", "CachedGISTEmbedLoss"])
+@pytest.mark.parametrize(
+    ("brought", "named"),
+    [
+        ("from sentence_transformers import losses", "losses.{}"),
+        ("import sentence_transformers.losses", "sentence_transformers.losses.{}"),
+        ("from sentence_transformers.losses import *", "{}"),
+        ("from sentence_transformers.losses import {} as Loss", "Loss"),
+    ],
+)
+def test_a_cached_loss_is_known_however_it_is_imported(
+    loss: str, brought: str, named: str, tmp_path: Path
+) -> None:
+    line = "from sentence_transformers.losses import {loss}"
+    text = SCRIPT.replace(line, brought.format(loss)).replace("{loss}(", named.format(loss) + "(")
+    made = text.format(model="Qwen/Qwen3-0.6B", rows=64, more=", mini_batch_size=16")
+    (tmp_path / "train.py").write_text(made)
+    found = memsheet.check(tmp_path / "train.py", gpus="1xH100-80GB", seq_len=128)
+    assert found.answer is not None
+    job = found.answer.plan.training
+    assert (int(job.microbatch), int(job.global_batch or job.microbatch)) == (16, 128)
+
+
 def test_no_change_of_the_batch_is_told_in_places_that_count_rows(tmp_path: Path) -> None:
     found = checked(tmp_path, rows=2048)
     assert found.answer is not None

@@ -415,7 +415,8 @@ def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(
         else ""
     )
     found = reading(
-        f"{loads}\nc = LoraConfig(r=8, target_modules=['q_proj'])\n{ARGS}\nt = {trainer}(model=m, args=a)"
+        f"{loads}\nc = LoraConfig(r=8, target_modules=['q_proj'])\n{ARGS}\n"
+        f"t = {trainer}(model=m, args=a, peft_config=c)"
     )
     assert found.request.get("adapter.dtype") == (dtype if trainer == "SFTTrainer" else None)
 
