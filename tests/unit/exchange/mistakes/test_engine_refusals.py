@@ -179,6 +179,37 @@ def test_what_one_process_spreads_is_no_whole_copy_on_each(tmp_path: Path) -> No
     assert "one process spreads the layers" in in_turn.doubt
 
 
+@pytest.mark.parametrize(("start", "cards", "spread"), [
+    ("CUDA_VISIBLE_DEVICES=0,1 python", 2, True), ("env CUDA_VISIBLE_DEVICES=0,1 python", 2, True),
+    ("export CUDA_VISIBLE_DEVICES=0,1,2,3\npython", 4, True), ("HIP_VISIBLE_DEVICES=1,2 python3 -u", 2, True),
+    ("CUDA_VISIBLE_DEVICES=0 python", 1, False), ("python", 4, True), ("CUDA_VISIBLE_DEVICES=0,1 mpirun -np 2 python", 4, False),
+])  # fmt: skip
+def test_visible_cards_are_those_of_one_process(start: str, cards: int, spread: bool, tmp_path: Path) -> None:
+    files = {"run.sh": f"{start} train.py\n", "train.py": TRAINER.format(loads=', device_map="auto"')}
+    found = checked(tmp_path, files, "4xA100-80GB", seq_len=512)
+    assert found.answer is not None
+    assert found.answer.cluster is not None
+    assert found.answer.cluster.count == cards
+    assert (found.answer.plan.schedule is Schedule.NAIVE) is spread
+    refused = "mpirun" in start
+    assert ("spread-over-ranks" in stops(found)) is refused
+    assert any("takes no more of 4xA100-80GB" in words for words in found.assumed) is (cards < 4)
+
+
+@pytest.mark.parametrize(("seen", "cards"), [("0", 1), ("0,1", 2), ("0,1,2,3,4,5,6,7", 8)])
+def test_a_command_that_starts_a_process_on_each_visible_card_takes_no_other(
+    seen: str, cards: int, tmp_path: Path
+) -> None:
+    command = (
+        f"CUDA_VISIBLE_DEVICES={seen} llamafactory-cli train --model_name_or_path Qwen/Qwen3-8B --stage sft "
+        "--do_train true --finetuning_type lora --cutoff_len 512 --bf16 true --output_dir out\n"
+    )
+    found = checked(tmp_path, {"run.sh": command}, "8xA100-80GB")
+    assert found.answer is not None
+    assert found.answer.cluster is not None
+    assert found.answer.cluster.count == cards
+
+
 @pytest.mark.parametrize(("card", "code"), [("T4", 10), ("L4", 0)])
 def test_an_attention_that_the_card_has_not_stops(card: str, code: int, tmp_path: Path) -> None:
     loads = ', attn_implementation="flash_attention_2"'
