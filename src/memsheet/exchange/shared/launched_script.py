@@ -105,6 +105,8 @@ EVERY_CARD = ("gpu", "auto")
 """Words for as many processes as there are cards (torch/distributed/run.py, determine_local_world_size)."""
 MOST_NAMES = 16
 """Assignments of one line among which the cards that are visible are looked for."""
+PLAIN_FLAGS = {"num_processes", "num_machines", "mixed_precision", "dynamo_backend", "main_process_port"}
+"""Flags of accelerate with which one process is started plainly; a file, or any other, may say otherwise."""
 NPROC = "nproc_per_node"
 COUNTED_BY = {PYTHON: NPROC, ACCELERATE: "num_processes", DEEPSPEED: "num_gpus"}
 """The flag by which each launcher is told its processes."""
@@ -386,7 +388,15 @@ def _counted_flags(launcher: str, before: Sequence[str], own: Sequence[str]) -> 
     alone = {ONE_PROCESS: True} if launcher == PYTHON and not _starts_several(before) else {}
     counted = {at: count or cards} if at and (count or cards) and not said else {}
     counted = _seen_cards(before) if counted and alone else counted
+    alone = {ONE_PROCESS: True} if launcher == ACCELERATE and _is_plain_start(flags, cards) else alone
     return {**flags, **alone, **counted}
+
+
+def _is_plain_start(flags: Mapping[str, Any], cards: int | None) -> bool:
+    """Whether accelerate starts a script as ``python`` does, with all cards of the machine to see (accelerate
+    1.15.0 commands/launch.py, simple_launcher).
+    """
+    return flags.get("num_processes") == 1 and cards is None and flags.keys() <= PLAIN_FLAGS
 
 
 def _seen_cards(before: Sequence[str]) -> dict[str, Any]:

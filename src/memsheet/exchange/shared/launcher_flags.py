@@ -403,7 +403,7 @@ def accelerate_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {"distributed_type": kind} if kind else {}
     for at, held in flags.items():
         group = "fsdp_config." if at.startswith("fsdp_") else "deepspeed_config." if at in OF_ZERO else ""
-        said |= {} if at in OF_TYPE else {f"{group}{at}": held}
+        said |= {} if at in (*OF_TYPE, ONE_PROCESS) else {f"{group}{at}": held}
     return said
 
 
