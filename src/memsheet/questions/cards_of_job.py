@@ -11,6 +11,7 @@ from memsheet.errors import InputError
 from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import FileReading, Together
 from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS
+from memsheet.exchange.shared.script_places import SEEN_CARDS
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
@@ -25,6 +26,9 @@ from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
 if TYPE_CHECKING:
     from memsheet.questions.file_answers import AccountedJob
+
+
+IDLE = "the command takes no more of"
 
 
 def join_on_cards(
@@ -42,7 +46,7 @@ def join_on_cards(
     if not taken:
         return whole, gpus
     whole = join_files(reads, planned, flags, named_cards(taken)[0])
-    idle = f"gpus = {taken}: the command takes no more of {gpus}"
+    idle = f"gpus = {taken}: {IDLE} {gpus}"
     return replace(whole, assumed=(idle, *whole.assumed)), taken
 
 
@@ -89,7 +93,8 @@ def words_of_processes(gpus: Any, reads: Mapping[str, FileReading]) -> str:
         started = read.request.get("@gpus")
         counts = isinstance(started, int) and read.form.name not in ASK_FOR_CARDS
         if named and counts and started != named:
-            return f"the sheet is on {gpus}, as --gpus says: {name} starts {started} processes"
+            does = f"sees {started} GPUs" if read.form.name == SEEN_CARDS else f"starts {started} processes"
+            return f"the sheet is on {gpus}, as --gpus says: {name} {does}"
     return ""
 
 

@@ -15,6 +15,7 @@ from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.accumulated_batch import with_accumulated_batch
 from memsheet.plan.check import flatten_document
+from memsheet.plan.plan import Schedule
 from memsheet.plan.values import option_problems
 from memsheet.plan.words import in_our_words, sequences_at_once
 from memsheet.questions.cards_of_job import (
@@ -155,9 +156,14 @@ VERDICT_ALONE: Mapping[str, Any] = {"cures": False, "verdict_alone": True}
 """Of a question that is about a verdict: no cures, and of mistakes only what may change it."""
 
 
+def _is_spread(job: AccountedJob) -> bool:
+    """Whether the sheet is of one process on all cards, and a count of processes none of cards."""
+    return job.answer is not None and job.answer.plan.schedule is Schedule.NAIVE
+
+
 def _words_beside(question: Mapping[str, Any], job: AccountedJob, reads: Mapping[str, FileReading]) -> str:
     """What is said of the cards above the verdict, where the job is on those that are named."""
-    if question.get("ranks_open") or job.too_few_cards or job.answer is None:
+    if question.get("ranks_open") or job.too_few_cards or job.answer is None or _is_spread(job):
         return ""
     cluster = job.answer.cluster
     named = named_cards(str(question["gpus"]))[0] if question["gpus"] else None
@@ -208,7 +214,7 @@ def _check_job(
     job = account_job(files_read.reads, whole, ask, {**planned, **flags})
     own = gpus_of_degrees(gpus, job) or gpus_for_processes(gpus, files_read.reads)
     kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
-    if not kept and own and own != str(gpus):
+    if not (kept or _is_spread(job)) and own and own != str(gpus):
         job = account_on_own_cards(files_read.reads, job, own, {**planned, **flags})
     started = gpus_for_processes(gpus, files_read.reads)
     if job.answer is None and started and started not in (own, str(gpus)):

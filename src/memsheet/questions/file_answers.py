@@ -29,6 +29,7 @@ from memsheet.plan.plan import Mesh, Schedule
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.accounted import answer_for_model
+from memsheet.questions.cards_of_job import IDLE
 from memsheet.questions.named_models import (
     model_of,
     strange_draft,
@@ -132,7 +133,8 @@ def _of_one_process(
     answer, _, _ = _answer_or_reasons(ask, request, said)
     if answer is None:
         return whole, copies
-    return replace(alone, request=request, assumed=(process_words(answer), *alone.assumed)), answer
+    idle = (words for words in whole.assumed if IDLE in words)
+    return replace(alone, request=request, assumed=(*idle, process_words(answer), *alone.assumed)), answer
 
 
 def _engine_refusals(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Problem, ...]:

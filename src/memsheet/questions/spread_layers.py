@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from memsheet.budget import Answer, worst_sheet
 from memsheet.exchange.shared.file_format import FileReading, Moved
-from memsheet.exchange.shared.script_defaults import LAUNCHED
-from memsheet.exchange.shared.script_places import MAPS, SCRIPT, SPREADS, WITHIN
+from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED
+from memsheet.exchange.shared.script_places import MAPS, ONE_PROCESS, SCRIPT, SPREADS, WITHIN
+from memsheet.exchange.shared.slurm_environment import TASKS
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import Schedule
 from memsheet.plan.workload import Training
@@ -31,8 +32,23 @@ def spreads_layers(reads: Mapping[str, FileReading], answer: Answer) -> bool:
     loads = any(read.values.get(PLACE) in MAPS for read in reads.values())
     if answer.plan.schedule is Schedule.NAIVE:  # its sheet is of each card
         return False
-    started = any(read.form.name in LAUNCHED for read in reads.values())
-    return loads and not started and cards > 1 and isinstance(answer.plan.workload, Training)
+    return loads and not _starts_ranks(reads) and cards > 1 and isinstance(answer.plan.workload, Training)
+
+
+def _starts_ranks(reads: Mapping[str, FileReading]) -> bool:
+    """Whether files may start a training more than once: any launcher does unless its script is one process
+    all the same, and then a file that asks for GPUs of one node and starts no tasks, or a launcher of one.
+    """
+    launchers = [read for read in reads.values() if read.form.name in LAUNCHED]
+    alone = any(read.values.get(f"{SCRIPT}.{ONE_PROCESS}") is True for read in reads.values())
+    return bool(launchers) and not (alone and all(map(_starts_one, launchers)))
+
+
+def _starts_one(read: FileReading) -> bool:
+    if read.form.name not in ASK_FOR_CARDS:
+        return read.request.get("@gpus") == 1
+    counted = all(isinstance(read.values.get(at, 1), int) for at in ("#ntasks", "#ntasks-per-node"))
+    return counted and read.values.get(TASKS, [1, 1]) == [1, 1] and read.request.get("@nodes", 1) == 1
 
 
 def is_balanced(reads: Mapping[str, FileReading]) -> bool:

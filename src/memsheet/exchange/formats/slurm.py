@@ -12,11 +12,11 @@ from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, allocator_c
 from memsheet.exchange.shared.file_format import UNSET, Format, Key, Values
 from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
 from memsheet.exchange.shared.serve_script import has_unset_placeholder
-from memsheet.exchange.shared.slurm_environment import DIRECTIVE, LONG, sbatch_options, tasks_of_step
+from memsheet.exchange.shared.slurm_environment import DIRECTIVE, LONG, TASKS, sbatch_options, tasks_of_step
 from memsheet.patterns import late_pattern
 
 VERSION = "sbatch as its manual says (Slurm)"
-RUNS, TASKS, TORCHRUN = "$runs", "$tasks", "torchrun"
+RUNS, TORCHRUN = "$runs", "torchrun"
 _PLAIN = late_pattern(r"[^A-Za-z0-9._-]+")
 _RANGE = late_pattern(r"\d{1,7}-\d{1,7}")
 _GPUS = late_pattern(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")

@@ -25,7 +25,7 @@ from memsheet.exchange.shared.config_commands import (
 from memsheet.exchange.shared.evaluation_words import PLAIN, EvaluatedModel, model_arguments
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.python_switches import last_switch_index
-from memsheet.exchange.shared.script_places import OF_ENVIRONMENT, ONE_PROCESS
+from memsheet.exchange.shared.script_places import OF_ENVIRONMENT, ONE_PROCESS, SEEN_CARDS
 from memsheet.exchange.shared.serve_script import (
     Variables,
     script_lines,
@@ -76,6 +76,8 @@ BEFORE_NAMES = ("env", "nohup", "exec", "time")
 VISIBLE = late_pattern(r"(?:CUDA|HIP)_VISIBLE_DEVICES=([\w-]+(?:,[\w-]+)*),?")
 PARALLEL, COUNTS = ("mpirun", "mpiexec", "horovodrun"), ("-np", "-n", "--np", "--n")
 """Programs that start as many processes as a flag of theirs says (mpirun(1), horovod/runner/launch.py)."""
+SEVERAL_TASKS = late_pattern(r"(?<!\S)(?:-[nN]|--ntasks(?:-per-node)?|--nodes)[ =]*(?!1(?!\S))[^\s=]")
+"""Options with which ``srun`` starts a program more than once, or as often as nobody says (srun(1))."""
 TORCHX, JOB = "torchx", late_pattern(r"(\d{1,4})x(\d{1,4})")
 """``torchx run dist.ddp -j {nodes}x{ranks} --script train.py -- …`` (pytorch/torchx components/dist.py)."""
 NO_JOBS = frozenset(
@@ -103,7 +105,10 @@ EVERY_CARD = ("gpu", "auto")
 """Words for as many processes as there are cards (torch/distributed/run.py, determine_local_world_size)."""
 MOST_NAMES = 16
 """Assignments of one line among which the cards that are visible are looked for."""
-COUNTED_BY = {PYTHON: "nproc_per_node", ACCELERATE: "num_processes", DEEPSPEED: "num_gpus"}
+PLAIN_FLAGS = {"num_processes", "num_machines", "mixed_precision", "dynamo_backend", "main_process_port"}
+"""Flags of accelerate with which one process is started plainly; a file, or any other, may say otherwise."""
+NPROC = "nproc_per_node"
+COUNTED_BY = {PYTHON: NPROC, ACCELERATE: "num_processes", DEEPSPEED: "num_gpus"}
 """The flag by which each launcher is told its processes."""
 
 
@@ -351,7 +356,8 @@ def _parse_launch_words(words: Sequence[str]) -> Launch | None:
 def _config_command(launcher: str, before: Sequence[str], rest: Sequence[str]) -> ConfigCommand | None:
     """A command that trains what its file says; nothing of any other."""
     if launcher == FACTORY:
-        return factory_command(before, rest)
+        told = factory_command(before, rest)
+        return told._replace(flags={**_seen_cards(before), **told.flags}) if NPROC not in told.flags else told
     if launcher == AXOLOTL:
         return axolotl_command(rest[1:])
     if launcher == TUNE:
@@ -369,7 +375,7 @@ def _counted_flags(launcher: str, before: Sequence[str], own: Sequence[str]) -> 
         told = next((found for word in own if (found := JOB.fullmatch(word))), None)
         return {"nnodes": int(told[1]), "nproc_per_node": int(told[2])} if told else {}
     flags = flags_of(own)[0]
-    cards = next((count for word in reversed(before) if (count := visible_cards(word))), None)
+    cards = _seen_cards(before).get(NPROC)
     if launcher == TORCHRUN:
         return (
             {**flags, "nproc_per_node": cards}
@@ -379,15 +385,42 @@ def _counted_flags(launcher: str, before: Sequence[str], own: Sequence[str]) -> 
     at = COUNTED_BY.get(launcher)
     count = _parallel_count(before) if launcher == PYTHON else None
     said = {"config_file", "num_processes", "num_gpus", "include", "hostfile"} & flags.keys()
-    alone = {ONE_PROCESS: True} if launcher == PYTHON and count is None else {}
+    alone = {ONE_PROCESS: True} if launcher == PYTHON and not _starts_several(before) else {}
     counted = {at: count or cards} if at and (count or cards) and not said else {}
+    counted = _seen_cards(before) if counted and alone else counted
+    alone = {ONE_PROCESS: True} if launcher == ACCELERATE and _is_plain_start(flags, cards) else alone
     return {**flags, **alone, **counted}
+
+
+def _is_plain_start(flags: Mapping[str, Any], cards: int | None) -> bool:
+    """Whether accelerate starts a script as ``python`` does, with all cards of the machine to see (accelerate
+    1.15.0 commands/launch.py, simple_launcher).
+    """
+    return flags.get("num_processes") == 1 and cards is None and flags.keys() <= PLAIN_FLAGS
+
+
+def _seen_cards(before: Sequence[str]) -> dict[str, Any]:
+    """The cards that what stands before a program leaves it to see, with a mark that nothing has started as
+    many processes; nothing where none are said.
+
+    ``llamafactory-cli`` itself starts a process on each (LLaMA-Factory's launcher.py: get_device_count).
+    """
+    cards = next((count for word in reversed(before) if (count := visible_cards(word))), None)
+    return {NPROC: cards, SEEN_CARDS: True} if cards else {}
 
 
 def visible_cards(word: str) -> int | None:
     """The cards that an assignment leaves visible (``CUDA_VISIBLE_DEVICES=0,1``)."""
     found = VISIBLE.fullmatch(word)
     return found[1].count(",") + 1 if found and found[1] != "-1" else None
+
+
+def _starts_several(before: Sequence[str]) -> bool:
+    """Whether what stands before a program may start it more than once."""
+    programs = {word.rpartition("/")[2] for word in before}
+    return bool(programs & {*PARALLEL}) or (
+        "srun" in programs and SEVERAL_TASKS.search(" ".join(before)) is not None
+    )
 
 
 def _parallel_count(before: Sequence[str]) -> int | None:

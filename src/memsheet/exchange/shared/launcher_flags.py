@@ -41,6 +41,7 @@ from memsheet.exchange.shared.script_places import (
     OWN_SCRIPT,
     OWN_TRAINER,
     SCRIPT,
+    SEEN_CARDS,
     UNREAD_FLAGS,
 )
 from memsheet.exchange.shared.trainer_names import own_trainers
@@ -372,12 +373,13 @@ def _of_launcher(found: Launch, own: FileReading | None) -> list[FileReading]:
             )
         ]
     if "nproc_per_node" in found.flags and found.launcher in (FACTORY, AXOLOTL, TUNE, PYTHON, DEEPSPEED):
+        seen = found.flags.get(SEEN_CARDS) is True
         return (
             []
             if COUNTS_RANKS.search(found.script)
             else [
                 read_format_values(
-                    find_format(TORCHRUN),
+                    _seen_cards_form() if seen else find_format(TORCHRUN),
                     {f"--{at.replace('_', '-')}": found.flags[at] for at in COUNTED if at in found.flags},
                 )
             ]
@@ -388,13 +390,20 @@ def _of_launcher(found: Launch, own: FileReading | None) -> list[FileReading]:
     return []
 
 
+def _seen_cards_form() -> Format:
+    """The form of what the environment leaves a program to see, which starts its processes itself if it
+    starts any: cards, and no ranks that something else has started.
+    """
+    return replace(find_format(TORCHRUN), name=SEEN_CARDS, own_processes=True, said={})
+
+
 def accelerate_values(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Flags of the launcher at the places that its file has for them."""
     kind = next((kind for at, kind in OF_TYPE.items() if flags.get(at) is True), None)
     said: dict[str, Any] = {"distributed_type": kind} if kind else {}
     for at, held in flags.items():
         group = "fsdp_config." if at.startswith("fsdp_") else "deepspeed_config." if at in OF_ZERO else ""
-        said |= {} if at in OF_TYPE else {f"{group}{at}": held}
+        said |= {} if at in (*OF_TYPE, ONE_PROCESS) else {f"{group}{at}": held}
     return said
 
 

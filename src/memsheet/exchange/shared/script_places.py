@@ -67,6 +67,8 @@ ONE_PROCESS = "one_process"
 """Of a start by ``python`` alone: the Trainer then wraps its model so on several cards (transformers 5.23.0
 trainer.py:2666-2672, training_args.py, _setup_devices).
 """
+SEEN_CARDS = "visible cards"
+"""The form of cards that one process sees, which is no launcher."""
 CARD = "@card_bytes"
 """What a share of the card is of, in the place of its bytes."""
 OF_RELEASE_5 = ", transformers 5's default; 4 loads float32"

@@ -24,6 +24,8 @@ _OPTIONS = {
     for name, words in _COUNT.items()
 }
 
+TASKS = "$tasks"
+"""Where the tasks and nodes stand of the step that starts a program once a task."""
 DIRECTIVE = late_pattern(r"#SBATCH(?=\s)")  # nothing is gone back to: lines may be long
 _OPTION = late_pattern(r"\s*+(?:--([a-z-]++)[=\s]*+|-([A-Za-z])\s*+)")
 _VALUE = late_pattern(r"""<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}|"[^"]*+"|'[^']*+'|(?!-\D|\#)\S++""")

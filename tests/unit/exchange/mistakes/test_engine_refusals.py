@@ -180,6 +180,66 @@ def test_what_one_process_spreads_is_no_whole_copy_on_each(tmp_path: Path) -> No
         assert "one process spreads the layers" in other.doubt
 
 
+@pytest.mark.parametrize(("start", "cards", "spread"), [
+    ("CUDA_VISIBLE_DEVICES=0,1 python", 2, True), ("env CUDA_VISIBLE_DEVICES=0,1 python", 2, True),
+    ("export CUDA_VISIBLE_DEVICES=0,1,2,3\npython", 4, True), ("HIP_VISIBLE_DEVICES=1,2 python3 -u", 2, True),
+    ("CUDA_VISIBLE_DEVICES=0 python", 1, False), ("python", 4, True), ("CUDA_VISIBLE_DEVICES=0,1 mpirun -np 2 python", 4, False),
+])  # fmt: skip
+def test_visible_cards_are_those_of_one_process(start: str, cards: int, spread: bool, tmp_path: Path) -> None:
+    files = {"run.sh": f"{start} train.py\n", "train.py": TRAINER.format(loads=', device_map="auto"')}
+    found = checked(tmp_path, files, "4xA100-80GB", seq_len=512)
+    assert found.answer is not None
+    assert found.answer.cluster is not None
+    assert found.answer.cluster.count == cards
+    assert (found.answer.plan.schedule is Schedule.NAIVE) is spread
+    refused = "mpirun" in start
+    assert ("spread-over-ranks" in stops(found)) is refused
+    assert any("takes no more of 4xA100-80GB" in words for words in found.assumed) is (cards < 4)
+
+
+_HEADER = "#!/bin/bash\n#SBATCH --nodes={}\n#SBATCH --gres=gpu:a100:2\n#SBATCH {}\n{} train.py\n"
+
+
+@pytest.mark.parametrize(("text", "spread"), [
+    (_HEADER.format(1, "--ntasks=1", "python"), True), (_HEADER.format(1, "--ntasks=1", "srun python"), True),
+    (_HEADER.format(1, "--mem=64G", "srun -n1 python"), True), (_HEADER.format(1, "--ntasks=2", "python"), True),
+    (_HEADER.format(1, "--ntasks-per-node=2", "srun python"), False), (_HEADER.format(2, "--ntasks=1", "python"), False),
+    (_HEADER.format(1, "--mem=64G", "srun --ntasks=$N python"), False), (_HEADER.format(1, "--mem=64G", "torchrun --nproc_per_node 2"), False),
+    (_HEADER.format(1, "--ntasks=1", "accelerate launch --num_processes 1"), True),
+    ("accelerate launch --num_processes 1 --mixed_precision bf16 train.py\n", True), ("accelerate launch train.py\n", False),
+    ("accelerate launch --num_processes 1 --gpu_ids 0 train.py\n", False), ("accelerate launch --num_processes 2 train.py\n", False),
+    ("CUDA_VISIBLE_DEVICES=0 accelerate launch --num_processes 1 train.py\n", False),
+])  # fmt: skip
+def test_what_starts_one_process_lets_it_spread_its_layers(text: str, spread: bool, tmp_path: Path) -> None:
+    loads = TRAINER.format(loads=', device_map="auto"')
+    name = "job.sbatch" if "#SBATCH" in text else "run.sh"
+    for at, held in ((name, text), ("train.py", loads)):
+        (tmp_path / at).write_text(held)
+    found = memsheet.check(
+        tmp_path / name, gpus="4xA100-80GB" if "nodes=2" in text else "2xA100-80GB", seq_len=512
+    )
+    assert found.answer is not None
+    assert (found.answer.plan.schedule is Schedule.NAIVE) is spread
+    if spread:
+        assert found.answer.cluster is not None
+        assert found.answer.cluster.count == 2
+        assert found.result is Result.FITS
+
+
+@pytest.mark.parametrize(("seen", "cards"), [("0", 1), ("0,1", 2), ("0,1,2,3,4,5,6,7", 8)])
+def test_a_command_that_starts_a_process_on_each_visible_card_takes_no_other(
+    seen: str, cards: int, tmp_path: Path
+) -> None:
+    command = (
+        f"CUDA_VISIBLE_DEVICES={seen} llamafactory-cli train --model_name_or_path Qwen/Qwen3-8B --stage sft "
+        "--do_train true --finetuning_type lora --cutoff_len 512 --bf16 true --output_dir out\n"
+    )
+    found = checked(tmp_path, {"run.sh": command}, "8xA100-80GB")
+    assert found.answer is not None
+    assert found.answer.cluster is not None
+    assert found.answer.cluster.count == cards
+
+
 @pytest.mark.parametrize(("card", "code"), [("T4", 10), ("L4", 0)])
 def test_an_attention_that_the_card_has_not_stops(card: str, code: int, tmp_path: Path) -> None:
     loads = ', attn_implementation="flash_attention_2"'
