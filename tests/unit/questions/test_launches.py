@@ -168,6 +168,14 @@ def test_a_generation_spreads_whole_layers(
         assert found.result is not Result.FITS
 
 
+def test_a_map_of_a_generation_is_said_as_stages() -> None:
+    asked = {"gpus": "2xRTX3090", "engine": "transformers", "context": 512}
+    with pytest.raises(InputError, match="--pp"):
+        memsheet.infer("qwen2.5-14b", device_map="auto", **asked)
+    answer = memsheet.infer("qwen2.5-14b", pp=2, **asked)
+    assert answer.plan.mesh.pp == 2
+
+
 def test_ranks_that_spread_each_have_a_copy(tmp_path: Path) -> None:
     (tmp_path / "generate.py").write_text(LOADS_AND_GENERATES.format('device_map="auto", '))
     (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 2 generate.py\n")

@@ -29,12 +29,12 @@ _FIRST = {
 }
 # fmt: on
 SERVED_SINCE = {family: release for release, names in _FIRST.items() for family in names.split()}
-"""By model type, the release whose models/auto/configuration_auto.py first names it (CONFIG_MAPPING_NAMES), of
-the released packages of 4.31 to 4.57. Left out are families whose checkpoints came with code of their own,
+"""By model type, the release whose models/auto/configuration_auto.py first names it, of the released packages
+of 4.31 to 4.57 (CONFIG_MAPPING_NAMES). Left out are families whose checkpoints came with code of their own,
 which an older release runs (``trust_remote_code``): phi, phi3, phimoe, stablelm, mpt, cohere, jamba, the
 DeepSeeks, Ernie's and Hunyuan's, dots1, minimax, longcat_flash.
 """
 RELEASE_FORM = r"v?(?:4\.[1-9]\d|[5-9]\.)(?!\S*-[A-Za-z])"
-"""A release's own number: tags with a family's name (v4.49.0-Gemma-3) came before the release that has it, and
-smaller numbers may be those of a program that uses the library (ms-swift 4.0, sentence-transformers 4.1).
+"""A release's own number: tags with a family's name (v4.49.0-Gemma-3) came before the release that has it,
+and smaller numbers may be those of a program that uses the library (ms-swift 4.0, sentence-transformers 4.1).
 """
