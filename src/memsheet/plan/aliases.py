@@ -193,7 +193,8 @@ _OTHERS: dict[str, Word] = {
         **{str(stage): {"zero": stage} for stage in range(4)}, "sft": {}, "pt": {},  # LLaMA-Factory's stage: what is trained on, with the same memory
     }, hint="a ZeRO stage from 0 to 3; LLaMA-Factory's sft or pt"),)),
     "device-map": Word("transformers", (Meaning(task=TRAIN, comes_to={
-        "auto": {"schedule": "naive"}, "balanced": {"schedule": "naive"}}, hint="auto, balanced; other maps by --layers-per-stage beside --schedule naive"),)),
+        "auto": {"schedule": "naive"}, "balanced": {"schedule": "naive"}}, hint="auto, balanced; other maps by --layers-per-stage beside --schedule naive"),
+        Meaning(task=INFER, refused="is said as --pp here, whole layers on each card", hint="--pp N, of the N cards that the process sees"))),
     "finetuning-type": Word("llama-factory", (Meaning(task=TRAIN, comes_to={"full": {}, "lora": _LINEAR_MODULES}),)),
     "flash-attn": Word("llama-factory", (
         Meaning(task=TRAIN, comes_to={"auto": {}, "fa2": {"attention": "flash"}, "fa3": {"attention": "flash"}, "sdpa": {"attention": "sdpa"},

@@ -92,6 +92,8 @@ class ServingFacts:
     Of weights: ``dequantizes_below``, by a released format the compute capability below which it is
     dequantized. Of families: ``unserved``, by a layer's kind, those that it has no code for;
     ``served_since``, by model type, the release that first has code for one, where an older one was read;
+    ``trains_since``, it trains none earlier either; ``release_form``, how a version begins that is a
+    release's, a pattern;
     ``pooled``, kinds of encoders that it makes vectors or scores with, without a cache; ``pools_embedders``,
     it looks for how a checkpoint is pooled before it makes tokens with it; ``embeds_both_ways``, model types
     of such decoders that attend both ways, and so keep no cache; ``leaves_towers_since``, the release that
@@ -144,6 +146,8 @@ class ServingFacts:
     dequantizes_below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     unserved: Mapping[str, Unserved] = field(default_factory=dict)
     served_since: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    trains_since: bool = False
+    release_form: str = ""
     pooled: frozenset[str] = frozenset()
     pools_embedders: bool = False
     embeds_both_ways: frozenset[str] = frozenset()

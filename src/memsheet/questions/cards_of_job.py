@@ -21,6 +21,7 @@ from memsheet.questions.named_models import (
     model_of,
 )
 from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
+from memsheet.questions.spread_layers import with_spread_layers
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
@@ -42,6 +43,7 @@ def join_on_cards(
     whole = join_files(reads, planned, flags, named_cards(str(gpus))[0] if gpus else None)
     if named := list(open_degrees(reads, {**planned, **flags})):
         return with_degree_of_cards(whole, named, named_cards(str(gpus))[0] if gpus else None), gpus
+    whole = with_spread_layers(reads, whole, named_cards(str(gpus))[0] if gpus else None)
     taken = _fewer_cards(gpus, where, whole, reads)
     if not taken:
         return whole, gpus

@@ -4,16 +4,18 @@ of its cards where the map is not modelled and the sheet is of a whole copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from memsheet.budget import Answer, worst_sheet
-from memsheet.exchange.shared.file_format import FileReading, Moved
+from memsheet.exchange.shared.file_format import FileReading, Moved, Together
 from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED
 from memsheet.exchange.shared.script_places import MAPS, ONE_PROCESS, SCRIPT, SPREADS, WITHIN
 from memsheet.exchange.shared.slurm_environment import TASKS
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import Schedule
-from memsheet.plan.workload import Training
+from memsheet.plan.workload import Serving, Training
+from memsheet.resolve.device_map import deal_layers, module_sizes
 from memsheet.sheet import STATES, Component, Sheet
 
 PLACE = f"{SCRIPT}.{SPREADS}"
@@ -51,6 +53,19 @@ def _starts_one(read: FileReading) -> bool:
     return counted and read.values.get(TASKS, [1, 1]) == [1, 1] and read.request.get("@nodes", 1) == 1
 
 
+def with_spread_layers(reads: Mapping[str, FileReading], whole: Together, count: int | None) -> Together:
+    """A generation that loads its model so, with whole layers on each of the named cards, as the library's
+    own sheet of several cards has them; any other request as it is.
+    """
+    loads = any(read.values.get(PLACE) in MAPS for read in reads.values())
+    started = any(read.form.name in LAUNCHED for read in reads.values())
+    serves = whole.request.get("task") == "infer" and whole.request.get("mesh.tp", 1) == 1
+    if not loads or started or not serves or not count or count < 2 or whole.request.get("mesh.pp"):
+        return whole
+    taken = f"mesh.pp = {count}: one process has whole layers on each of {count} GPUs ({SPREADS})"
+    return replace(whole, request={**whole.request, "mesh.pp": count}, assumed=(taken, *whole.assumed))
+
+
 def is_balanced(reads: Mapping[str, FileReading]) -> bool:
     """Whether the map is one that gives each card its share."""
     return any(read.values.get(PLACE) in BALANCED for read in reads.values())
@@ -84,6 +99,8 @@ def spread_moves(reads: Mapping[str, FileReading], answer: Answer) -> tuple[Move
     1.15.0 utils/modeling.py, get_balanced_memory: buffer; infer_auto_device_map), and all buckets. What the
     layers keep for backward is left whole, as the last card may have the most of it.
     """
+    if isinstance(answer.plan.workload, Serving):
+        return tuple(_served_moves(reads, answer))
     if not spreads_layers(reads, answer) or answer.verdict is None or answer.cluster is None:
         return ()
     sheet, cards = worst_sheet(answer.sheets), answer.cluster.count
@@ -95,6 +112,28 @@ def spread_moves(reads: Mapping[str, FileReading], answer: Answer) -> tuple[Move
     surely = 0 if in_turn else max(0, states - share) + buckets
     most = int(answer.verdict.device.low) - even_share(answer)
     return (Moved(at=PLACE, why=spread_words(answer), low_bytes=-max(surely, most), high_bytes=-surely),)
+
+
+def _served_moves(reads: Mapping[str, FileReading], answer: Answer) -> Iterator[Moved]:
+    """What the fullest card of a generation has beside an equal number of layers: the layers that the map
+    deals it more, with their cache; all of them where the map fills one card after the other, or is not
+    modelled.
+    """
+    cards, model = answer.plan.mesh.pp, answer.model
+    maps = [read.values[PLACE] for read in reads.values() if read.values.get(PLACE) in MAPS]
+    if not maps or cards < 2 or answer.cluster is None:
+        return
+    sheet = worst_sheet(answer.sheets)
+    sums = sheet.sums()[sheet.peak_instant]
+    held = sum(int(sums[one].high) for one in (*STATES, Component.KV_CACHE) if one in sums)
+    equal = -(-model.layers // cards)
+    layer = -(-held // max(1, equal))
+    most = model.layers
+    if maps[-1] in BALANCED and len(model.stacks) == 1 and model.recording is None:
+        sizes = module_sizes(model, answer.plan)
+        most = max(deal_layers(sizes, cards, answer.plan, answer.cluster.device.framework_bytes).layers)
+    why = f"layers of the fullest of {cards} GPUs: the sheet has {equal}, and the map may deal it {most}"
+    yield Moved(at=PLACE, why=why, low_bytes=-layer, high_bytes=layer * max(0, most - equal))
 
 
 def _largest_part(answer: Answer, states: int) -> int:

@@ -4,6 +4,7 @@ lengths, old cards.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -136,10 +137,11 @@ def _is_causal(model: ModelSpec) -> bool:
 def check_served_families(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, task: str) -> None:
     """A server has code for the families that it serves, and for some from or until a release alone."""
     version = version_of(gaps.request.get("engine_version"))
-    first = engine.serving.served_since.get(model.model_type) if model and task == "infer" else None
+    first = _first_release(gaps, engine, model, task)
     if first is not None and model is not None and version < first:
         number = ".".join(map(str, first))
-        why = f"has no code for {model.model_type}, which {engine.name} serves since {number}"
+        has = "serves" if task == "infer" else "has"
+        why = f"has no code for {model.model_type}, which {engine.name} {has} since {number}"
         gaps.wrong("engine_version", gaps.request.get("engine_version"), why, f"--engine-version {number}")
     own = {model.source.own_code} - {""} if model is not None else set()
     for kind in sorted(kinds_of(model) | own) if task == "infer" else ():
@@ -149,6 +151,20 @@ def check_served_families(gaps: RequestResolver, engine: Engine, model: ModelSpe
             gaps.wrong(
                 "engine", engine.name, reason, found.hint or f"--engine {' or '.join(_serving_engines(kind))}"
             )
+
+
+def _first_release(
+    gaps: RequestResolver, engine: Engine, model: ModelSpec | None, task: str
+) -> tuple[int, int, int] | None:
+    """The release that first has code for a model, where an older one has none and the named version may be
+    such a one.
+    """
+    facts, said = engine.serving, str(gaps.request.get("engine_version") or "")
+    asked = task == "infer" or facts.trains_since
+    if model is None or not asked or not re.match(facts.release_form, said):
+        return None
+    own_code = facts.trains_since and model.source.own_code
+    return None if own_code else facts.served_since.get(model.model_type)
 
 
 def _serving_engines(kind: str) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet import infer
+from memsheet import infer, train
 from memsheet.errors import InputError
 from memsheet.plan.engine_registry import find_engine
 from memsheet.readers.registry import FAMILIES
 
-SERVERS = {name: find_engine(name) for name in ("vllm", "sglang")}
+SERVERS = {name: find_engine(name) for name in ("vllm", "sglang", "transformers")}
 CASES = [  # family, engine, the release before the first that names it, and that one
     ("gemma4_text", "vllm", "0.18.1", "0.19.0"),
     ("gemma4_text", "sglang", "0.5.10", "0.5.11"),
@@ -33,6 +33,25 @@ def test_the_first_release_serves_it(case):
     family, engine, _, first = case
     asked = {"gpus": "1xH200", "engine": engine, "max_model_len": 2048, "engine_version": first}
     assert infer({"model_type": family}, **asked).serving is not None
+
+
+OF_LIBRARY = [
+    ("qwen3", "4.35", "4.51.0"),
+    ("gemma3_text", "v4.49.0", "4.50.0"),
+    ("gpt_oss", "4.30.2", "4.55.0"),
+]
+
+
+@pytest.mark.parametrize(("family", "before", "first"), OF_LIBRARY)
+def test_a_release_of_the_library_has_no_family_of_later_ones(family, before, first):
+    asked = {"gpus": "1xH200", "engine": "transformers"}
+    with pytest.raises(InputError, match=f"no code for {family}, which transformers serves since {first}"):
+        infer({"model_type": family}, engine_version=before, max_model_len=2048, **asked)
+    with pytest.raises(InputError, match=f"no code for {family}, which transformers has since {first}"):
+        train({"model_type": family}, engine_version=before, seq_len=128, **asked)
+    for version in (first, None, f"{before}-Preview", "4.1"):  # the last may be another program's
+        assert infer({"model_type": family}, engine_version=version, max_model_len=2048, **asked).serving
+        assert train({"model_type": family}, engine_version=version, seq_len=128, **asked).sheets
 
 
 @pytest.mark.parametrize("engine", SERVERS)

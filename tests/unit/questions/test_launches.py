@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import memsheet
+from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.questions import launches
@@ -129,6 +130,58 @@ def test_layers_that_one_process_spreads_are_no_copies(placed: str, sure: bool, 
         (tmp_path / "run.sh").write_text(f"{start} train.py\n")
         found = memsheet.check(tmp_path / "run.sh", tmp_path / "train.py", gpus="2xRTX4090", seq_len=512)
         assert ("one process spreads the layers" in found.doubt) is doubted
+
+
+LOADS_AND_GENERATES = (
+    "from transformers import AutoModelForCausalLM\n"
+    'model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-14B-Instruct", {}dtype="bfloat16")\n'
+    "model.generate(**ids, max_new_tokens=16)\n"
+)
+PIPES = (
+    "from transformers import pipeline\n"
+    'pipe = pipeline("text-generation", model="Qwen/Qwen2.5-14B-Instruct", {}dtype="bfloat16")\n'
+    'pipe("hello", max_new_tokens=16)\n'
+)
+
+
+@pytest.mark.parametrize("text", [LOADS_AND_GENERATES, PIPES])
+@pytest.mark.parametrize(
+    ("placed", "cards", "stages"),
+    [
+        ('device_map="auto", ', 2, 2),
+        ('device_map="balanced", ', 3, 3),
+        ('device_map="sequential", ', 2, 2),
+        ('device_map="auto", ', 1, 1),
+        ('device_map={"": 0}, ', 2, 1),
+        ("", 2, 1),
+    ],
+)
+def test_a_generation_spreads_whole_layers(
+    text: str, placed: str, cards: int, stages: int, tmp_path: Path
+) -> None:
+    (tmp_path / "generate.py").write_text(text.format(placed))
+    found = memsheet.check(tmp_path / "generate.py", gpus=f"{cards}xRTX3090")
+    assert found.answer is not None
+    assert found.answer.plan.mesh.pp == stages
+    assert (found.result is Result.DOES_NOT_FIT) is (stages == 1)  # 27.5 GiB of weights on cards of 24
+    if "sequential" in placed:  # which may give one card as many layers as there are
+        assert found.result is not Result.FITS
+
+
+def test_a_map_of_a_generation_is_said_as_stages() -> None:
+    asked = {"gpus": "2xRTX3090", "engine": "transformers", "context": 512}
+    with pytest.raises(InputError, match="--pp"):
+        memsheet.infer("qwen2.5-14b", device_map="auto", **asked)
+    answer = memsheet.infer("qwen2.5-14b", pp=2, **asked)
+    assert answer.plan.mesh.pp == 2
+
+
+def test_ranks_that_spread_each_have_a_copy(tmp_path: Path) -> None:
+    (tmp_path / "generate.py").write_text(LOADS_AND_GENERATES.format('device_map="auto", '))
+    (tmp_path / "run.sh").write_text("torchrun --nproc_per_node 2 generate.py\n")
+    found = memsheet.check(tmp_path / "run.sh", tmp_path / "generate.py", gpus="2xRTX3090")
+    assert found.answer is not None
+    assert found.answer.plan.mesh.pp == 1
 
 
 def test_a_training_beside_a_server_is_no_one_job(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ caches.
 from __future__ import annotations
 
 from memsheet.engines.shared.whole_tensors import WHOLE_TENSORS
+from memsheet.engines.transformers.served_since import RELEASE_FORM, SERVED_SINCE
 from memsheet.late import late_functions
 from memsheet.plan.defaults import SERVED_ADAPTERS
 from memsheet.plan.engine import Engine, Runner, Sharding
@@ -108,6 +109,9 @@ ENGINE = Engine(
     # its own code starts about 50 operations a layer (its tape)
     serving=ServingFacts(
         unserved=UNSERVED,
+        served_since=SERVED_SINCE,
+        trains_since=True,
+        release_form=RELEASE_FORM,
         dequantizes_below={
             "fp8": (8, 9),
             "mxfp4": (7, 5),
