@@ -128,7 +128,7 @@ def _given_names(tree: ast.Module) -> dict[ast.expr, set[str]]:
 
 @lru_cache(maxsize=2)
 def _uses_of_names(tree: ast.Module) -> dict[str, list[ast.expr]]:
-    """Where each name is read, as such, as an attribute or as a text, but for what only shows or changes it."""
+    """Where each name is read, as such, as an attribute or as a text, but for what only shows it."""
     passed: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and attribute_path(node.func)[-1:] in SHOWS:
