@@ -17,6 +17,8 @@ from memsheet.plan.workload import Training
 from memsheet.sheet import STATES, Component, Sheet
 
 PLACE = f"{SCRIPT}.{SPREADS}"
+IDLE = "the command takes no more of"
+"""How it is told that named cards are left idle."""
 BALANCED = ("auto", "balanced")
 IN_TURN = "sequential"
 """The map that fills one card after the other; all others give each an even share."""
