@@ -21,15 +21,12 @@ from memsheet.questions.named_models import (
     model_of,
 )
 from memsheet.questions.open_degrees import open_degrees, with_degree_of_cards
-from memsheet.questions.spread_layers import with_spread_layers
+from memsheet.questions.spread_layers import IDLE, with_spread_layers
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.resolve.mesh import NOT_THE_PRODUCT, mesh_product
 
 if TYPE_CHECKING:
     from memsheet.questions.file_answers import AccountedJob
-
-
-IDLE = "the command takes no more of"
 
 
 def join_on_cards(

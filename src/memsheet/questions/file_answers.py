@@ -29,13 +29,12 @@ from memsheet.plan.plan import Mesh, Schedule
 from memsheet.plan.workload import Training
 from memsheet.questions import accounted
 from memsheet.questions.accounted import answer_for_model
-from memsheet.questions.cards_of_job import IDLE
 from memsheet.questions.named_models import (
     model_of,
     strange_draft,
 )
 from memsheet.questions.question_parts import parse_question, read_named_model
-from memsheet.questions.spread_layers import is_balanced, process_words, spreads_layers
+from memsheet.questions.spread_layers import IDLE, is_balanced, process_words, spreads_layers
 from memsheet.questions.stretched_positions import LENGTH
 from memsheet.sheet import STATES, Instant
 from memsheet.units import parse_bytes

@@ -19,6 +19,8 @@ from memsheet.resolve.device_map import deal_layers, module_sizes
 from memsheet.sheet import STATES, Component, Sheet
 
 PLACE = f"{SCRIPT}.{SPREADS}"
+IDLE = "the command takes no more of"
+"""How it is told that named cards are left idle."""
 BALANCED = ("auto", "balanced")
 IN_TURN = "sequential"
 """The map that fills one card after the other; all others give each an even share, but where a call says how

@@ -286,7 +286,7 @@ unsloth_zoo/model_lists.py:45).
 
 
 def _unslothed_halves(case: Case) -> Iterator[FoundMistake]:
-    """An adapter's base that Unsloth loads in fp16 on a card without bf16, and a Trainer that is told bf16."""
+    """An adapter's base that Unsloth loads in fp16 on a card without bf16, and a Trainer of bf16."""
     model, answer = case.model, case.answer
     if model is None or answer is None or answer.cluster is None or model.model_type.startswith(FORCED_FP32):
         return

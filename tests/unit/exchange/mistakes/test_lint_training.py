@@ -82,7 +82,7 @@ def halved(switch: str) -> dict[str, str]:
 def unslothed(how: str) -> dict[str, str]:
     text = (
         "from trl import SFTConfig, SFTTrainer\nfrom unsloth import FastLanguageModel\n"
-        "model, _ = FastLanguageModel.from_pretrained('unsloth/Llama-3.2-1B', max_seq_length=512, load_in_4bit=True)\n"
+        "model, _ = FastLanguageModel.from_pretrained('unsloth/Llama-3.2-1B', load_in_4bit=True)\n"
         "model = FastLanguageModel.get_peft_model(model, r=8, target_modules=['q_proj'])\n"
         f"SFTTrainer(model=model, args=SFTConfig('o', per_device_train_batch_size=1, {how}=True)).train()\n"
     )
