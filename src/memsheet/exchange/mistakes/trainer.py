@@ -285,7 +285,7 @@ unsloth_zoo/model_lists.py:45).
 """
 
 
-def _unslothed_halves(case: Case) -> Iterator[FoundMistake]:
+def _bf16_without_units(case: Case) -> Iterator[FoundMistake]:
     """An adapter's base that Unsloth loads in fp16 on a card without bf16, and a Trainer of bf16."""
     model, answer = case.model, case.answer
     if model is None or answer is None or answer.cluster is None or model.model_type.startswith(FORCED_FP32):
@@ -467,7 +467,7 @@ TRAINER = (
     Rule(id="recomputes-twice", source=f"{_T} trainer.py:879-884; huggingface/transformers pull request 25771 (4.34)", looks=_recomputes_twice),
     Rule(id="spread-over-ranks", source=f"{_A} accelerator.py:1471-1481, 1814-1822, 4350; from accelerate 0.22 on", looks=_spread_over_ranks),
     Rule(id="scaled-fp16", source=f"{_T} trainer.py:1930, 2779; {_A} accelerator.py:566, 2946; torch 2.13.0 torch/amp/grad_scaler.py:274", looks=_scaled_halves),
-    Rule(id="bf16-without-units", source="unslothai/unsloth 015bdef unsloth/models/loader.py:1250; unsloth/models/rl.py:2395", looks=_unslothed_halves),
+    Rule(id="bf16-without-units", source="unslothai/unsloth 015bdef unsloth/models/loader.py:1250; unsloth/models/rl.py:2395", looks=_bf16_without_units),
     Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_kv_cache_with_recompute),
     Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reentrant_checkpointing),
     Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised_ram_loading),
