@@ -4,7 +4,8 @@ else would do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from memsheet.budget import Result, budget_of
@@ -14,6 +15,7 @@ from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import MAX_DEVICES, Cluster
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart, with_own_adapters
 from memsheet.plan.model import ModelSpec
+from memsheet.processes import share_out
 from memsheet.search.fixes.savings_story import Step, story_steps
 from memsheet.search.train.fastest_first import search_fastest_plan
 from memsheet.search.train.rank import (
@@ -121,13 +123,22 @@ def training_advice(
         return Advice(ranking=ranking)
     pinned = any(asked.get(key) for key in ("optimizer.name", *OFFLOAD))
     strains = ranking_strains_memory(ranking) and method == "full" and not pinned
+    methods = list(_other_methods(asked)) if strains else []
+    tasks: list[Callable[[], Any]] = [
+        *(partial(_adapter_method_plan, ranking, asked, name, names, scaled) for name in methods),
+        *([partial(_smallest_larger_cluster, ranking, asked, names, scaled)] if strains else ()),
+        partial(story_steps, model, cluster, asked, chosen, scaled),
+        partial(_fastest_replicas, ranking, scaled),
+        partial(_undone_savings, ranking, chosen, scaled),
+    ]
+    *others, story, replicas, undone = share_out(tasks, (model, cluster, *ranking.replicas, chosen))
     return Advice(
         ranking=ranking,
-        story=story_steps(model, cluster, asked, chosen, scaled),
-        replicas=_fastest_replicas(ranking, scaled),
-        undone=tuple(_undone_savings(ranking, chosen, scaled)) if ranking.plans else (),
-        methods=tuple(_adapter_method_plans(ranking, asked, names, scaled)) if strains else (),
-        more=_smallest_larger_cluster(ranking, asked, names, scaled) if strains else None,
+        story=story,
+        replicas=replicas,
+        undone=undone if ranking.plans else (),
+        methods=tuple(others[: len(methods)]),
+        more=others[-1] if strains else None,
     )
 
 
@@ -142,7 +153,7 @@ def ranking_strains_memory(ranking: Ranking) -> bool:
     return not best or plan_offloads(best) or best.get("optimizer.name") == "adamw_8bit"
 
 
-def _undone_savings(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterator[Undone]:
+def _undone_savings(ranking: Ranking, chosen: Planned, scaled: Scaled) -> tuple[Undone, ...]:
     """Savings whose loss would make the step faster, the least missing first."""
     found = [
         one
@@ -150,7 +161,7 @@ def _undone_savings(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterat
         if (one := _plan_without_saving(ranking, chosen, saving, scaled)) is not None
         and one.gains_s > chosen.seconds * APART
     ]
-    yield from sorted(found, key=lambda one: one.missing_bytes)
+    return tuple(sorted(found, key=lambda one: one.missing_bytes))
 
 
 def _plan_without_saving(ranking: Ranking, chosen: Planned, saving: str, scaled: Scaled) -> Undone | None:
@@ -209,25 +220,29 @@ def _sharder_of(planned: Planned) -> str | None:
     return None if engine is None else sharding_counterpart(engine)
 
 
-def _adapter_method_plans(
-    ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled
-) -> Iterator[tuple[str, Planned | None, str]]:
-    """Other things to train on the same cluster, each at its best, with AdamW's states on the cards where
-    that fits: adapters of a base in as many bits as it is asked in are no other thing where adapters are
-    asked for.
+def _other_methods(asked: Request) -> Iterator[str]:
+    """Other things to train: adapters of a base in as many bits as it is asked in are no other thing where
+    adapters are asked for.
     """
     asks = {key: value for key, value in asked.items() if value}
     for name in ("lora", "qlora"):
         made = {key: value for key, value in METHODS[name].items() if key not in asks}
-        if not made or (name == "lora" and "quantization.weights" in asks):
-            continue
-        request = {**asked, **METHODS[name]}
-        found, reason = _best_ranked_plan(
-            ranking.model, ranking.cluster, {**request, **STATES_ON_CARDS}, engines, scaled
-        )
-        if found is None:
-            found, reason = _best_ranked_plan(ranking.model, ranking.cluster, request, engines, scaled)
-        yield name, found, reason
+        if made and not (name == "lora" and "quantization.weights" in asks):
+            yield name
+
+
+def _adapter_method_plan(
+    ranking: Ranking, asked: Request, name: str, engines: tuple[str, ...], scaled: Scaled
+) -> tuple[str, Planned | None, str]:
+    """Another thing to train on the same cluster at its best, with AdamW's states on the cards where that
+    fits.
+    """
+    request = {**asked, **METHODS[name]}
+    for own in ({**request, **STATES_ON_CARDS}, request):
+        found, reason = _best_ranked_plan(ranking.model, ranking.cluster, own, engines, scaled)
+        if found is not None:
+            break
+    return name, found, reason
 
 
 def _best_ranked_plan(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.plan import Offload, OptimizerName, Plan, Recompute, depends_on_routing
+from memsheet.processes import share_out
 from memsheet.search.train.lattice import Array, Tally, refuse_rows, select_rows
 from memsheet.search.train.pipelines import (
     PipelineRank,
@@ -39,6 +40,8 @@ SAFE_BYTES = 2**62 // 2**8
 """What no plan may hold: on the way sizes are counted in bits, and slack is a share of up to 200 per mille,
 and 2**62 has to hold those.
 """
+BATCHES_A_TASK = 12
+"""Batches that one process accounts before it takes further ones."""
 MANY = 1 << 10
 """Plans of a stratum from which it saves time to find fewer that stand for them."""
 
@@ -131,12 +134,37 @@ GradedPieces = Mapping[int, Sequence[Graded]]
 
 
 def graded_pieces(legal: LegalPlans, numbers: Iterable[int]) -> GradedPieces:
-    """Some pieces with their bytes. What cannot be accounted after all is refused."""
+    """Some pieces with their bytes, shared out over processes. What cannot be accounted after all is
+    refused.
+    """
+    chosen = {number: legal.pieces[number] for number in numbers}
+    tasks = [partial(_grade_batches, legal, batches) for batches in _batches_a_task(chosen)]
+    known = (*legal.spaces, *map(stratum_of_piece, chosen.values()))
     graded: dict[int, Sequence[Graded]] = {}
-    for batch in _accounting_batches({number: legal.pieces[number] for number in numbers}):
-        own = [legal.pieces[number] for number in batch]
-        graded.update(zip(batch, _grade_pieces(own, legal.places, legal.tallies), strict=True))
+    for own, refused in share_out(tasks, known):
+        graded.update(own)
+        for batch, reasons in refused.items():
+            legal.tallies[batch].refused.update(reasons)
     return graded
+
+
+def _batches_a_task(pieces: Mapping[int, Piece]) -> Iterator[list[list[int]]]:
+    """Batches that are accounted one after another by one process, those of the same shape together."""
+    for batches in _batches_by_shape(pieces):
+        for first in range(0, len(batches), BATCHES_A_TASK):
+            yield batches[first : first + BATCHES_A_TASK]
+
+
+def _grade_batches(
+    legal: LegalPlans, batches: Sequence[Sequence[int]]
+) -> tuple[dict[int, Sequence[Graded]], Mapping[int, Counter[str]]]:
+    """Some batches with their bytes, and by global batch what is refused of them."""
+    graded: dict[int, Sequence[Graded]] = {}
+    tallies = {batch: Tally() for batch in legal.tallies}
+    for batch in batches:
+        own = [legal.pieces[number] for number in batch]
+        graded.update(zip(batch, _grade_pieces(own, legal.places, tallies), strict=True))
+    return graded, {batch: tally.refused for batch, tally in tallies.items()}
 
 
 def grids_of_pieces(legal: LegalPlans, graded: GradedPieces) -> list[Grid]:
@@ -224,7 +252,7 @@ def _accounting_key(stratum: Stratum, number: int) -> Hashable:
     return stratum_choice_key(stratum), pipeline, added, depends_on_routing(stratum.plan)
 
 
-def _accounting_batches(pieces: Mapping[int, Piece]) -> Iterator[list[int]]:
+def _batches_by_shape(pieces: Mapping[int, Piece]) -> Iterable[list[list[int]]]:
     """The numbers of pieces that are accounted together: those that are alike but for their pipeline. Batches
     of the same pipelines and as many plans, which differ in other choices, come one after another: much of
     what is made for one is known of the next.
@@ -239,8 +267,7 @@ def _accounting_batches(pieces: Mapping[int, Piece]) -> Iterator[list[int]]:
             meshes = [stratum_of_piece(pieces[number]).plan.mesh for number in batch]
             shape = tuple((mesh.pp, mesh.vpp, len(pieces[n])) for mesh, n in zip(meshes, batch, strict=True))
             found.setdefault(shape, []).append(batch)
-    for batches in found.values():
-        yield from batches
+    return found.values()
 
 
 def _batches_of_kin(numbers: Sequence[int], pieces: Mapping[int, Piece]) -> Iterator[list[int]]:

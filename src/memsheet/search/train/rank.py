@@ -28,7 +28,7 @@ from memsheet.search.train.grid import Grid, account_plan_grids
 from memsheet.search.train.lattice import Array
 from memsheet.search.train.space import OFFLOAD, Request, Space, space_of
 from memsheet.search.train.strata import Stratum, reason_of
-from memsheet.search.train.timed import APART, Planned, Scaled, Timed, timed_strata
+from memsheet.search.train.timed import APART, Planned, Scaled, Timed, account_ahead, timed_strata
 from memsheet.search.train.uneven_routing import Uneven, fits_uneven
 from memsheet.search.train.unsure_plans import possible_plans
 
@@ -123,6 +123,10 @@ def rank_training_plans(
     seen: Counter[Result] = Counter()
     for found in grids.values():
         seen.update(found.counts())
+    order = _fastest_rows(timed, top)
+    orders = {name: _fastest_rows([one for one in timed if one.engine == name], 1) for name in grids}
+    firsts = (rows[:1] for rows in (*orders.values(), _replicated_rows(timed, cluster)))
+    account_ahead((*order[:top], *(one for rows in firsts for one in rows)), cluster)
     plans, unsure = _best_plans(timed, cluster, top)
     notes = (
         *notes,
@@ -137,7 +141,7 @@ def rank_training_plans(
         least=None if plans else next(iter(unsure), None) or _least_lacking_plan(timed, cluster),
         families=tuple(families_of(timed, plans[0] if plans else None)),
         replicas=tuple(_fastest_replicated_plans(timed, cluster)),
-        by_engine=tuple(_best_plan_per_engine(timed, cluster, plans, grids)),
+        by_engine=tuple(_best_plan_per_engine(timed, cluster, plans, orders)),
         front=tuple(_time_memory_front(timed)),
         uneven=fits_uneven(timed, cluster, plans[0] if plans else None),
         cloud=time_memory_points(one.points() for one in timed),
@@ -306,9 +310,28 @@ def fastest_fitting_plans(
     host comes first only where it is faster beyond doubt. Where no step is timed: the simplest. ``known``:
     seconds from which on others may come between.
     """
-    kept = [one for one in pareto_optimal_rows(timed) if one[0] < known]
-    if not kept and known == np.inf:
+    order = _fastest_rows(timed, top, known)
+    if not order and known == np.inf:
         return _simplest_fitting_plans(timed, cluster, top)
+    account_ahead(order[:top], cluster)
+    return _fitting_plans_in_order(order, cluster, top)
+
+
+def _fitting_plans_in_order(order: Iterable[tuple[Timed, int]], cluster: Cluster, top: int) -> list[Planned]:
+    """The first that fit, none beside one that is both faster and smaller."""
+    found = list[Planned]()
+    for one, row in order:
+        planned = one.planned(cluster, row)
+        if planned.verdict.result is Result.FITS:
+            found.append(planned)
+        if len(found) == top:
+            break
+    return [one for one in found if not any(plan_dominates(other, one) for other in found)]
+
+
+def _fastest_rows(timed: list[Timed], top: int, known: float = np.inf) -> list[tuple[Timed, int]]:
+    """The plans that ``fastest_fitting_plans`` looks at for as many as ``top``, in its order."""
+    kept = [one for one in pareto_optimal_rows(timed) if one[0] < known]
     best = min((float(s) for s, *_ in kept), default=0.0)
     pairs = (
         (
@@ -320,14 +343,7 @@ def fastest_fitting_plans(
         )
         for s, n, row in kept
     )
-    found = list[Planned]()
-    for *_, number, row in nsmallest(top * LOOKED_AT, pairs):
-        planned = timed[number].planned(cluster, row)
-        if planned.verdict.result is Result.FITS:
-            found.append(planned)
-        if len(found) == top:
-            break
-    return [one for one in found if not any(plan_dominates(other, one) for other in found)]
+    return [(timed[number], row) for *_, number, row in nsmallest(top * LOOKED_AT, pairs)]
 
 
 def _simplest_fitting_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
@@ -421,13 +437,19 @@ def plan_dominates(one: Planned, other: Planned) -> bool:
 
 
 def _best_plan_per_engine(
-    timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engines: Iterable[str]
+    timed: list[Timed],
+    cluster: Cluster,
+    plans: tuple[Planned, ...],
+    orders: Mapping[str, list[tuple[Timed, int]]],
 ) -> Iterator[Planned]:
-    """The best plan of each engine; those that are among the best of all are not accounted again."""
-    for engine in engines:
-        known = (plan for plan in plans if plan.request["engine"] == engine)
-        found = next(known, None) or next(
-            iter(fastest_fitting_plans([one for one in timed if one.engine == engine], cluster, 1)), None
+    """The best plan of each engine, of the orders in which they are looked at; those that are among the best
+    of all are not accounted again.
+    """
+    for engine, order in orders.items():
+        best = next((plan for plan in plans if plan.request["engine"] == engine), None)
+        own = [one for one in timed if one.engine == engine and not order]
+        found = best or next(
+            iter(_fitting_plans_in_order(order, cluster, 1) or _simplest_fitting_plans(own, cluster, 1)), None
         )
         if found is not None:
             yield found
@@ -454,6 +476,14 @@ def plan_effort_key(choice: Request, counts: Mapping[str, int]) -> tuple[int, ..
 
 def _fastest_replicated_plans(timed: list[Timed], cluster: Cluster) -> Iterator[Planned]:
     """The fastest plan of each engine that keeps the whole model, and all states, on every device."""
+    for one, row in _replicated_rows(timed, cluster):
+        planned = one.planned(cluster, row)
+        if planned.verdict.result is Result.FITS and planned.time is not None:
+            yield planned
+
+
+def _replicated_rows(timed: list[Timed], cluster: Cluster) -> list[tuple[Timed, int]]:
+    """The same before they are accounted by themselves."""
     best: dict[str, tuple[bool, float, int, int]] = {}
     for number, one in enumerate(timed):
         asked = one.stratum.request
@@ -472,10 +502,7 @@ def _fastest_replicated_plans(timed: list[Timed], cluster: Cluster) -> Iterator[
                 int(one.fit[place]),
             )
             best[one.engine] = min(best.get(one.engine, found), found)
-    for *_, number, row in sorted(best.values()):
-        planned = timed[number].planned(cluster, row)
-        if planned.verdict.result is Result.FITS and planned.time is not None:
-            yield planned
+    return [(timed[number], row) for *_, number, row in sorted(best.values())]
 
 
 def _least_lacking_plan(timed: list[Timed], cluster: Cluster) -> Planned | None:

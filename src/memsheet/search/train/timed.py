@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from memsheet.budget import Result, Verdict, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Efficiency, StepTime, quick_s, step_time
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import dataclass, field, replace
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
+from memsheet.processes import share_out
 from memsheet.search.train.grid import Graded, Grid, result_masks
 from memsheet.search.train.lattice import Rows, select_rows
 from memsheet.search.train.space import AXES, Request, Space
@@ -22,6 +24,8 @@ from memsheet.search.trials import Question, Tried, account_trial
 
 APART = 0.03
 """Plans whose times differ by less are told as equals: what a calibrated step time tells apart."""
+BATCHES_A_TASK = 24
+"""Batches that one process times before it takes further ones."""
 Scaled = Callable[[str], Efficiency | None]
 """What a measured step said of the rates under an engine; None where none was measured."""
 
@@ -89,9 +93,13 @@ class Timed:
     uneven: Any
     uneven_seconds: Any
     efficiency: Efficiency | None
+    accounted: dict[int, Planned] = field(default_factory=dict)
+    """Plans that were accounted by themselves, by row."""
 
     def planned(self, cluster: Cluster, row: int) -> Planned:
-        return planned_of(self.space.model, cluster, self.request(row), self.efficiency)
+        if row not in self.accounted:
+            self.accounted[row] = planned_of(self.space.model, cluster, self.request(row), self.efficiency)
+        return self.accounted[row]
 
     def points(self) -> tuple[Any, Any]:
         """Seconds and expected bytes of the plans that fit."""
@@ -118,6 +126,15 @@ class Timed:
             return card
         host = np.asarray(self.graded.host_bytes) - cluster.host_bytes // cluster.per_node
         return np.where(host > 0, np.maximum(card, 0) + host, card)
+
+
+def account_ahead(places: Iterable[tuple[Timed, int]], cluster: Cluster) -> None:
+    """Plans that will be asked for, as (stratum, row), accounted now, shared out over processes."""
+    asked = [(one, row) for one, row in dict.fromkeys(places) if row not in one.accounted]
+    tasks = [partial(one.planned, cluster, row) for one, row in asked]
+    known = (cluster, *(one.space.model for one, _ in asked))
+    for (one, row), planned in zip(asked, share_out(tasks, known), strict=True):
+        one.accounted[row] = planned
 
 
 def timed_strata(grid: Grid, efficiency: Efficiency | None) -> list[Timed]:
@@ -163,16 +180,29 @@ Asked = Sequence[tuple[Stratum, Any]]
 
 
 def seconds_of(asked: Asked, space: Space, efficiency: Efficiency | None) -> list[Any]:
-    """Seconds of a step of some rows of each stratum; infinite where it is not timed."""
+    """Seconds of a step of some rows of each stratum; infinite where it is not timed. Shared out over
+    processes.
+    """
     found = [np.zeros(0)] * len(asked)
-    for numbers in _timing_batches(asked):
-        rows = [select_rows(asked[number][0].rows, asked[number][1]) for number in numbers]
-        joined = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
-        seconds = _seconds_of_rows(asked[numbers[0]][0].plan, joined, space, efficiency)
+    batches = list(_timing_batches(asked))
+    parts = [batches[first : first + BATCHES_A_TASK] for first in range(0, len(batches), BATCHES_A_TASK)]
+    tasks = [partial(_seconds_of_batches, asked, part, space, efficiency) for part in parts]
+    for numbers, seconds in zip(batches, (one for part in share_out(tasks) for one in part), strict=True):
         start = 0
         for number in numbers:
             found[number] = seconds[start : start + len(asked[number][1])]
             start += len(asked[number][1])
+    return found
+
+
+def _seconds_of_batches(
+    asked: Asked, batches: Sequence[Sequence[int]], space: Space, efficiency: Efficiency | None
+) -> list[Any]:
+    found = list[Any]()
+    for numbers in batches:
+        rows = [select_rows(asked[number][0].rows, asked[number][1]) for number in numbers]
+        joined = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
+        found.append(_seconds_of_rows(asked[numbers[0]][0].plan, joined, space, efficiency))
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from memsheet.budget import Result
 from memsheet.plan.device import Cluster
 from memsheet.search.train.grid import result_masks
-from memsheet.search.train.timed import Planned, Timed
+from memsheet.search.train.timed import Planned, Timed, account_ahead
 
 TRIED = 4
 """Plans that are accounted by themselves for each one that is asked for, before the search is given up."""
@@ -21,10 +21,12 @@ def possible_plans(timed: list[Timed], cluster: Cluster, top: int) -> list[Plann
     may change the verdict.
     """
     found = list[Planned]()
-    for _, number, row in nsmallest(
+    order = nsmallest(
         top * TRIED,
         (pair for n, one in enumerate(timed) for pair in _least_lacking_rows(n, one, top * TRIED)),
-    ):
+    )
+    account_ahead(((timed[number], row) for _, number, row in order[:top]), cluster)
+    for _, number, row in order:
         planned = timed[number].planned(cluster, row)
         if planned.verdict.result is not Result.DOES_NOT_FIT:
             found.append(planned)
