@@ -35,8 +35,8 @@ seconds. What is not met stands here as what is.
 Times a `python -c pass`.
 """
     yield from _table(answer["commands"], "Command", "x bare", "{:.1f}")
-    yield "\n## Searches\n\nWhole commands, every legal plan of every engine that trains, by the clock; where the"
-    yield "system can copy a process, searches are shared out over its processors.\n"
+    yield "\n## Searches\n\nWhole commands, every legal plan of every engine that trains, by the clock;"
+    yield "where the system can copy a process, searches are shared out over its processors.\n"
     yield from _heads(("`plan train`", "seconds", "wanted", "of all processors"))
     for what, waited, wanted, spent in answer["plans"]:
         yield f"| {what} | {waited:.1f} | {wanted:g} | {spent:.1f} |"
