@@ -264,7 +264,7 @@ def _loads_or_infers(
     message's traceback, or what stands around it.
     """
     if named.frame is None:
-        said = not traceback_of(log, line) and _says_it_loads(log, line)
+        said = not traceback_of(log, line) and (_says_it_loads(log, line) or _loads_by_script(log, line))
         if said or _loads_shards(log, line):
             named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
@@ -315,6 +315,16 @@ def _says_it_loads(log: Log, line: int) -> bool:
     """
     words = _words_around(log, line)
     return bool(_LOADING_SAID.search(words)) and not _STEPS_SAID.search(words)
+
+
+_LOADS_BY_CODE = re.compile(r"\bfrom_pretrained\(|\.to\([\"']?(?:cuda|device\b)|\.cuda\(\)\s*$")
+"""A line of a script that puts a model on a card."""
+
+
+def _loads_by_script(log: Log, line: int) -> bool:
+    """Whether the last line of a script before a message without a traceback is one that loads."""
+    shown = (each for each in reversed(log.lines[max(0, line - FRAMES_BEFORE) : line]) if each.strip("` "))
+    return bool(_LOADS_BY_CODE.search(next(shown, "")))
 
 
 _INFERS = re.compile(

@@ -40,6 +40,7 @@ from memsheet.diagnose.messages import (
     sglang,
     step_lines,
     torch_allocator,
+    unsupported_settings,
     vllm,
 )
 from memsheet.diagnose.printed import Printed
@@ -67,6 +68,7 @@ EMITTERS = (
     sglang,
     step_lines,
     torch_allocator,
+    unsupported_settings,
     vllm,
 )
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
@@ -204,6 +206,8 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
         return caught, sized
     bare = list(below_torch.bare_lines(log))
     lasting = [each for each in bare if not _was_caught(each, log)]
+    if not bare and (refused := unsupported_settings.refused_settings(log)):
+        return 0, [refused]
     return len(bare) - len(lasting), lasting
 
 
