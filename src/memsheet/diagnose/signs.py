@@ -25,6 +25,7 @@ from memsheet.diagnose.frames import (
     SCORES,
     SERVER_STEP,
     SERVING,
+    STATES,
     TASKS,
     TRAINS,
     WEIGHTS,
@@ -50,6 +51,7 @@ from memsheet.diagnose.regimes import (
 )
 from memsheet.diagnose.said_regimes import (
     event_dies,
+    first_update_dies,
     fits_otherwise,
     long_sample_dies,
     next_phase_dies,
@@ -267,6 +269,8 @@ def _loads_or_infers(
         said = not traceback_of(log, line) and (_says_it_loads(log, line) or _loads_by_script(log, line))
         if said or _loads_shards(log, line):
             named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
+    if named.frame is None and not traceback_of(log, line) and first_update_dies(_words_around(log, line)):
+        named = replace(named, frame=STATES)
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
     if not named.task and named.frame is None and not trains and _says_it_infers(log, line):

@@ -193,9 +193,9 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
     found.sort(key=lambda each: each.line)
     lasting = [each for each in found if not (_was_caught(each, log) or host.is_said_not_to_be(each, log))]
     sized = [
-        each for each in lasting
+        each for place, each in enumerate(lasting)
         if each.judge is not None or "asked" in each.facts
-        or not any(other is not each and abs(other.line - each.line) <= SAME_PLACE for other in lasting)
+        or not any(abs(other.line - each.line) <= SAME_PLACE for other in (*lasting[max(0, place - 1) : place], *lasting[place + 1 : place + 2]))
     ]  # fmt: skip
     caught = len(found) - len(lasting)
     if any(each.kind not in schedulers.WARNINGS for each in sized):

@@ -390,3 +390,26 @@ def test_a_script_that_ends_where_it_loads_needs_room_for_weights(line: str) -> 
     assert not any("batch" in cure.change for cure in found.cures if cure.helps != NO)
     later = diagnose_texts({"log": f"{line}\nloss = model(x).mean()\n{message}"})
     assert any("batch" in cure.change for cure in later.cures if cure.helps != NO)
+
+
+UPDATES = (
+    "The backward of the first batch goes through, but optimizer.step() of the very first step dies:",
+    "With accumulation 8 the micro steps run fine, the crash comes at the first weight update (AdamW).",
+    "前向和反向都没问题，第一次 optimizer.step() 时就 OOM：",
+)
+
+
+@pytest.mark.parametrize("words", UPDATES)
+def test_states_are_what_a_first_update_lacks_room_for(words: str) -> None:
+    message = modern("500.00 MiB", "39.39 GiB", "202.00 MiB", "39.18 GiB", "38.40 GiB", "120.00 MiB")
+    found = diagnose_texts({"log": f"{words}\n{message}"})
+    assert found.term is not None
+    assert found.term.component == "optimizer_states"
+    assert not any("batch" in cure.change for cure in found.cures if cure.helps != NO)
+
+
+def test_pictures_that_are_decoded_are_first_decoded_in_tiles() -> None:
+    text = traced("decode", module="ComfyUI/comfy/sd.py") + modern(
+        "9.00 GiB", "15.99 GiB", "6.20 GiB", "9.78 GiB", "9.10 GiB", "201.00 MiB"
+    )
+    assert diagnose_texts({"log": text}).cures[0].change == "pictures decoded in tiles"

@@ -51,6 +51,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("ffmpeg", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
     ),
     "not_gpu_memory": (
+        ("killed behind a bar", "Loading checkpoint shards:  33%|###3      | 5/15 [01:02<02:05, 12.5s/it]Killed"),
         ("k8s describe", "Containers:\n  trainer:\n    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Limits:\n      memory:          64Gi\n      nvidia.com/gpu:  1\n"),
         ("k8s 137 only", "pod/train-0   0/1   Error   1   command terminated with exit code 137"),
         ("k8s last state", "Last State: Terminated\n  Reason: OOMKilled\n  Exit Code: 137\nnvidia-smi showed 11 GB of 80 used all the time. Should I use a smaller batch?"),
