@@ -101,7 +101,8 @@ _UPDATE = late_pattern(
     re.IGNORECASE,
 )
 _FIRST = late_pattern(
-    r"\b(?:first|1st|step [01]|erste\w{0,2}|premi[eè]re?|primer[ao]?|primeir[ao]|prim[ao]|перв\w{1,3})\b|第一|首次|初回|最初|첫",
+    r"\b(?:first|1st|step [01]|erste\w{0,2}|premi[eè]re?|primer[ao]?|primeir[ao]|prim[ao]|перв\w{1,3})\b"
+    r"|第一|首次|初回|最初|첫",
     re.IGNORECASE,
 )
 

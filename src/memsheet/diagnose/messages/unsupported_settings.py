@@ -17,7 +17,7 @@ import re
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Judgement, Message
 from memsheet.diagnose.survived import goes_on
-from memsheet.frozen import NamedTuple
+from memsheet.frozen import NamedTuple, replace
 
 SIGNS = (
     b"unscale FP16", b"Bfloat16 is only supported", b"support bf16/gpu", b"does not support bfloat16", b"bf16 mixed precision requires", b"is not supported on your device",
@@ -25,11 +25,7 @@ SIGNS = (
     b"only supports sm75", b"too old to be supported", b"no kernel image", b"--tf32 requires", b"You can't train a model that has been loaded",
 )  # fmt: skip
 NO_BATCH = Cure(change="a smaller batch", helps=NO, why="no memory was refused")
-IN_HALF = Cure(
-    change="computing in fp16", helps=MAYBE,
-    where="--dtype half (servers) | fp16=True, bf16=False (Trainer) | mixed_precision: fp16 (accelerate)",
-    why="which the card has",
-)  # fmt: skip
+IN_HALF = Cure(change="computing in fp16, which the card has", helps=MAYBE)
 OTHER_ATTENTION = Cure(change="attention by sdpa", helps=MAYBE, where='attn_implementation="sdpa"', why="it runs on any card")  # fmt: skip
 OTHER_FORMAT = Cure(
     change="weights in a format that the card has (nf4, int8, AWQ, GPTQ)", helps=MAYBE, why="a format that is computed in itself needs its own hardware",
@@ -61,6 +57,16 @@ OWN_CARD = Cure(
 OF_BRAIN = "bf16 is asked for, and this card computes none"
 
 
+HALF_PLACES = (
+    (r"Bfloat16isonlysupportedonGPUswith", "--dtype half"),
+    (r"[Yy]oursetupdoesn'tsupportbf16/gpu", "fp16=True, bf16=False"),
+    (r"bf16mixedprecisionrequires", "mixed_precision: fp16 (--mixed_precision fp16)"),
+    (r"Typebf16isnotsupportedonyourdevice", '"fp16": {"enabled": true}, and no "bf16"'),
+    (r"CurrentCUDADevicedoesnotsupportbfloat16", 'torch.autocast("cuda", dtype=torch.float16)'),
+)
+"""How programs refuse bf16, and where each is told of fp16."""
+
+
 class Refusal(NamedTuple):
     """How a refusal looks in a text without spaces, why it is none of memory, and what passes it."""
 
@@ -71,10 +77,10 @@ class Refusal(NamedTuple):
 
 REFUSALS = (
     Refusal(re.compile(r"AttemptingtounscaleFP16gradients"), "weights that are trained lie in fp16, and a scaler of fp16 takes gradients in fp32 alone", (IN_BRAIN, IN_FULL)),
-    Refusal(re.compile(
-        r"Bfloat16isonlysupportedonGPUswith|[Yy]oursetupdoesn'tsupportbf16/gpu|CurrentCUDADevicedoesnotsupportbfloat16|bf16mixedprecisionrequires"
-        r"|Typebf16isnotsupportedonyourdevice"
-    ), OF_BRAIN, (IN_HALF, NEWER_CARD)),
+    *(
+        Refusal(re.compile(pattern), OF_BRAIN, (replace(IN_HALF, where=where), NEWER_CARD))
+        for pattern, where in HALF_PLACES
+    ),
     Refusal(re.compile(r"Typefp16isnotsupportedonyourdevice"), "fp16 is asked for, and this device computes none", (Cure(change="computing in bf16 or fp32", helps=MAYBE, where='"bf16": {"enabled": true}'),)),
     Refusal(re.compile(r"FlashAttention\d?onlysupports(?:Ampere|Hopper)|FlashAttention\d?requirescomputecapability"), "this kernel of attention is not made for so old a card", (OTHER_ATTENTION, NEWER_CARD)),
     Refusal(re.compile(r"MXFP4quantizedmodelsisonlysupportedon"), "this release's MXFP4 needs a newer card", (NEWER_TRANSFORMERS, OTHER_FORMAT, NEWER_CARD)),

@@ -16,7 +16,7 @@ REFUSALS = {
     "bf16 in the Trainer": (
         "ValueError: Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train the model on CPU.", "fp16=True",
     ),
-    "bf16 in DeepSpeed": ("ValueError: Type bf16 is not supported on your device.", "fp16=True"),
+    "bf16 in DeepSpeed": ("ValueError: Type bf16 is not supported on your device.", '"fp16": {"enabled": true}'),
     "bf16 in accelerate": ("ValueError: bf16 mixed precision requires PyTorch >= 1.10 and a supported device.", "mixed_precision: fp16"),
     "MXFP4 in an older release": ("ValueError: MXFP4 quantized models is only supported on GPUs with compute capability >= 9.0 (e.g H100, or B100)", "pip install -U"),
     "a format in a server": ("ValueError: The quantization method fp8 is not supported for the current GPU. Minimum capability: 80. Current capability: 75.", ""),
