@@ -18,6 +18,11 @@ WHOLE = 2**20
 """A longer log is looked at around its signs alone."""
 BEFORE, AFTER, ENDS = 96 * 2**10, 48 * 2**10, 64 * 2**10
 LONGEST_LINE = 8 * 2**10
+_ENTITIES = {"nbsp": " ", "#160": " ", "lt": "<", "gt": ">", "quot": '"', "#39": "'", "amp": "&"}
+_ENTITY = re.compile(f"&({'|'.join(_ENTITIES)});")
+"""How a page's source writes these letters."""
+MOST_EMPTY = 32
+"""Empty lines in a row that are kept: what stands behind more of them is as far away."""
 _COLOURS = re.compile(r"\x1b\[[0-?]{0,32}[ -/]{0,4}[@-~]|\x1b\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|\x1b[@-_]")
 _BOX = "│┃║|╎┆"
 _PREFIX = re.compile(
@@ -235,8 +240,13 @@ def _raw_lines(text: str) -> Iterable[str]:
         text = _COLOURS.sub("", text)
     if "\\n" in text and text.count("\n") * 20 < text.count("\\n") + 20:  # an answer of a server, escaped
         text = text.replace("\\\\n", "\n").replace("\\n", "\n").replace('\\"', '"')
+    if "&" in text:
+        text = _ENTITY.sub(lambda found: _ENTITIES[found[1]], text)
+    empty = 0
     for line in text.replace("\r", "\n").split("\n"):
-        yield line[:LONGEST_LINE]
+        empty = 0 if line else empty + 1
+        if empty <= MOST_EMPTY:
+            yield line[:LONGEST_LINE]
 
 
 def without_prefixes(line: str) -> str:

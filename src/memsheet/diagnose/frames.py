@@ -50,6 +50,7 @@ EXPERT_TOKENS = Frame("saved_activations", "experts", "tokens sorted to their ex
 FEED_FORWARD = Frame("saved_activations", "mlp", "the feed-forward layer")
 _GROWN = Frame("kv_cache", "model", "the KV cache, which grows with every token")
 _WIDENED = Frame("unsharded_parameters", "model", "a weight put back from its few bits")
+DECODED = Frame("saved_activations", "vae", "pictures decoded from their latents, at their full size")
 _WRAPPED = Frame("gradients", "buckets", "buckets that the wrapper makes before the first step", "wrap")
 _SENT = Frame(
     "communication", "buckets", "weights that the wrapper sends to every rank before the first step", "wrap"
@@ -138,9 +139,10 @@ FRAMES: dict[str, Frame] = {
     **dict.fromkeys(("optimizer.load_state_dict", *RESTORES), _RESTORE),
     **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), EXPERT_TOKENS),
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu", "activations.forward"), FEED_FORWARD),
-    **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization"), _GROWN),
+    **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization", "create_state_tensors"), _GROWN),
     **dict.fromkeys(("dequantize_4bit", "dequantize_blockwise", "dequantize_gguf_tensor"), _WIDENED),
-    **dict.fromkeys(("_ddp_init_helper", "param_and_grad_buffer.__init__"), _WRAPPED),
+    **dict.fromkeys(("autoencoder_kl.decode", "autoencoder_kl._decode", "sd.decode", "ddpm.decode_first_stage"), DECODED),
+    **dict.fromkeys(("_ddp_init_helper", "param_and_grad_buffer.__init__", "_allocate_buffers_for_parameters"), _WRAPPED),
     **dict.fromkeys(("_sync_module_states", "_sync_params_and_buffers"), _SENT),
     **dict.fromkeys(("_init_param_handle_from_module", "_init_param_handle_from_params", "_move_states_to_device",
                      "flatten_tensors_into_flat_param"), _FLATTENED),

@@ -26,6 +26,7 @@ class Cause(Enum):
     ENGINE_UNDERPROVISION = "engine_underprovision"
     WAKE_UP_RACE = "wake_up_race"
     FOLLOW_UP_ERROR = "follow_up_error"
+    UNSUPPORTED_SETTING = "unsupported_setting"
     UNKNOWN = "unknown"
 
     __hash__ = object.__hash__

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from memsheet.diagnose.tongues import clauses_of
+from memsheet.diagnose.tongues import DIES, FINE, LONG, clause_with_all, clauses_of, says
 from memsheet.patterns import late_pattern
 
 _DIES = (
@@ -68,7 +68,9 @@ _RAN = late_pattern(rf"\b(?:after|for|at|in|around|until|trains?|runs?|ran)\b[^\
 def long_sample_dies(text: str) -> str:
     """By which words people say that the run died at a sample that is far longer than those that fitted."""
     found = _LONG_SAMPLE.search(text) if _RAN.search(text) else None
-    return found.group().strip() if found else ""
+    if found:
+        return found.group().strip()
+    return clause_with_all(text, LONG, DIES) if clause_with_all(text, FINE) else ""
 
 
 _EVENT = late_pattern(
@@ -91,6 +93,28 @@ _STEPS_FIT = late_pattern(
 )  # fmt: skip
 """How they say that a run's other steps fit."""
 _DIES_SAID = late_pattern(rf"\b{_DIES}\b|[:：]\s*$|\b(?:gets?|throws?|raises?|gives?|hits?|see)(?: (?:this|the|an?|me|us|it)\b[^\n]{{0,12}})?\s*$", re.IGNORECASE)  # fmt: skip
+
+
+_UPDATE = late_pattern(
+    r"\boptim(?:izer|iser)?\.step\b|\b(?:optimi[sz]er|weight|parameter)[ -](?:step|update)\b|\bfirst update\b"
+    r"|\bOptimizer-?Schritt|优化器(?:的)?(?:更新|步)|参数更新|パラメータの?更新|옵티마이저",
+    re.IGNORECASE,
+)
+_FIRST = late_pattern(
+    r"\b(?:first|1st|step [01]|erste\w{0,2}|premi[eè]re?|primer[ao]?|primeir[ao]|prim[ao]|перв\w{1,3})\b"
+    r"|第一|首次|初回|最初|첫",
+    re.IGNORECASE,
+)
+
+
+def first_update_dies(words: str) -> bool:
+    """Whether people say that a run died at its first update of weights, where an optimizer makes its
+    states.
+    """
+    return any(
+        _UPDATE.search(clause) and _FIRST.search(clause) and (_DIES_SAID.search(clause) or says(clause, DIES))
+        for clause in clauses_of(words)
+    )
 
 
 def fits_otherwise(words: str) -> bool:

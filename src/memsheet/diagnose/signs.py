@@ -25,6 +25,7 @@ from memsheet.diagnose.frames import (
     SCORES,
     SERVER_STEP,
     SERVING,
+    STATES,
     TASKS,
     TRAINS,
     WEIGHTS,
@@ -50,6 +51,7 @@ from memsheet.diagnose.regimes import (
 )
 from memsheet.diagnose.said_regimes import (
     event_dies,
+    first_update_dies,
     fits_otherwise,
     long_sample_dies,
     next_phase_dies,
@@ -264,9 +266,11 @@ def _loads_or_infers(
     message's traceback, or what stands around it.
     """
     if named.frame is None:
-        said = not traceback_of(log, line) and _says_it_loads(log, line)
+        said = not traceback_of(log, line) and (_says_it_loads(log, line) or _loads_by_script(log, line))
         if said or _loads_shards(log, line):
             named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
+    if named.frame is None and not traceback_of(log, line) and first_update_dies(_words_around(log, line)):
+        named = replace(named, frame=STATES)
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
     if not named.task and named.frame is None and not trains and _says_it_infers(log, line):
@@ -315,6 +319,16 @@ def _says_it_loads(log: Log, line: int) -> bool:
     """
     words = _words_around(log, line)
     return bool(_LOADING_SAID.search(words)) and not _STEPS_SAID.search(words)
+
+
+_LOADS_BY_CODE = re.compile(r"\bfrom_pretrained\(|\.to\([\"']?(?:cuda|device\b)|\.cuda\(\)\s*$")
+"""A line of a script that puts a model on a card."""
+
+
+def _loads_by_script(log: Log, line: int) -> bool:
+    """Whether the last line of a script before a message without a traceback is one that loads."""
+    shown = (each for each in reversed(log.lines[max(0, line - FRAMES_BEFORE) : line]) if each.strip("` "))
+    return bool(_LOADS_BY_CODE.search(next(shown, "")))
 
 
 _INFERS = re.compile(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from memsheet.patterns import late_pattern
 
-EVALUATION, TRAINING, FINE, DIES, RESUMES, FRESH, MEMORY, GROWS, SAVES, THAWS, FREEZES, SHARES = (
+EVALUATION, TRAINING, FINE, DIES, RESUMES, FRESH, MEMORY, GROWS, SAVES, THAWS, FREEZES, SHARES, LONG = (
     "evaluation",
     "training",
     "fine",
@@ -22,6 +22,7 @@ EVALUATION, TRAINING, FINE, DIES, RESUMES, FRESH, MEMORY, GROWS, SAVES, THAWS, F
     "thaws",
     "freezes",
     "shares",
+    "long",
 )
 STEMS: Mapping[str, Mapping[str, str]] = {
     EVALUATION: {
@@ -79,6 +80,11 @@ STEMS: Mapping[str, Mapping[str, str]] = {
     FREEZES: {
         "de": "eingefroren|einfrier|gefreezt", "es": "congelad|congelo|congelar", "fr": "gelé|gèle\\b|figé", "it": "congelat|bloccat", "pt": "congelad|congelar", "ru": "заморо", "tr": "dondur|donuk",
         "vi": "đóng băng", "zh": "冻结|凍結", "ja": "凍結|フリーズ", "ko": "동결|프리즈", "pl": "zamroż",
+    },
+    LONG: {
+        "de": "(?:sehr |extrem |besonders )?(?:langen?|längsten?) (?:Beispiel|Sequenz|Text|Sample|Dokument|Satz)", "es": "(?:muestra|secuencia|ejemplo|texto|documento)s? (?:muy |más )?larg[ao]s?",
+        "fr": "(?:exemple|séquence|texte|document|échantillon)s? (?:très |plus )?long", "it": "(?:esempi|sequenz|test|document)\\w{0,2} (?:molto |più )?lung", "pt": "(?:amostra|sequência|exemplo|texto|documento)s? (?:muito |mais )?(?:long|comprid)",
+        "ru": "длинн\\w* (?:пример|последовательност|текст|документ)", "zh": "(?:特别|非常|很|超|过|最)长的?(?:样本|序列|文本|句子|数据|样例|对话)", "ja": "(?:長い|最長の)(?:サンプル|系列|文|データ|文書)", "ko": "긴 (?:샘플|시퀀스|문장|데이터|문서)",
     },
     SHARES: {
         "de": "gemeinsam genutzt|teilen uns|andere (?:Nutzer|Leute)", "es": "(?:servidor|máquina|nodo|tarjeta) compartid|compartimos|otros usuarios", "fr": "(?:serveur|machine|carte|nœud) partagée?|d'autres utilisateurs|on partage",
@@ -141,6 +147,11 @@ def clauses_of(text: str) -> Iterator[str]:
 
 LONGEST = 400
 """Letters of a sentence; what is longer is a machine's."""
+
+
+def says(clause: str, name: str) -> bool:
+    """Whether a clause says one of these in any tongue."""
+    return bool(_PATTERNS[name].search(clause))
 
 
 def clause_with_all(text: str, *names: str) -> str:

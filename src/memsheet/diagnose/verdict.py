@@ -40,6 +40,7 @@ from memsheet.diagnose.messages import (
     sglang,
     step_lines,
     torch_allocator,
+    unsupported_settings,
     vllm,
 )
 from memsheet.diagnose.printed import Printed
@@ -67,6 +68,7 @@ EMITTERS = (
     sglang,
     step_lines,
     torch_allocator,
+    unsupported_settings,
     vllm,
 )
 SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
@@ -191,9 +193,9 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
     found.sort(key=lambda each: each.line)
     lasting = [each for each in found if not (_was_caught(each, log) or host.is_said_not_to_be(each, log))]
     sized = [
-        each for each in lasting
+        each for place, each in enumerate(lasting)
         if each.judge is not None or "asked" in each.facts
-        or not any(other is not each and abs(other.line - each.line) <= SAME_PLACE for other in lasting)
+        or not any(abs(other.line - each.line) <= SAME_PLACE for other in (*lasting[max(0, place - 1) : place], *lasting[place + 1 : place + 2]))
     ]  # fmt: skip
     caught = len(found) - len(lasting)
     if any(each.kind not in schedulers.WARNINGS for each in sized):
@@ -204,6 +206,8 @@ def _failing_messages(log: Log) -> tuple[int, list[Message]]:
         return caught, sized
     bare = list(below_torch.bare_lines(log))
     lasting = [each for each in bare if not _was_caught(each, log)]
+    if not bare and (refused := unsupported_settings.refused_settings(log)):
+        return 0, [refused]
     return len(bare) - len(lasting), lasting
 
 

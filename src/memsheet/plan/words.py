@@ -180,6 +180,14 @@ def _named_engine(
                 hint="the release of that engine, or leave it out",
             )
         )  # fmt: skip
+    said = str(given.get("engine_version", ""))
+    if program is None and "==" in said and (pinned := _NAMED_RELEASE.fullmatch(said)):
+        problems.append(
+            Problem(
+                field="engine_version", value=said, reason=f"is a release of {pinned['program']}, which is no engine or library that is known",
+                hint="the release alone: 4.51.3, or 4.51.3 (torch 2.6.0)",
+            )
+        )  # fmt: skip
     if told is None and program is not None and library is None:
         return None, program, (f"engine = {program} (--engine-version names it)",)
     if engine is not None:
@@ -187,10 +195,12 @@ def _named_engine(
     own = {name: engines for name in given if (engines := _engines_of(name, task))}
     left = set.intersection(*(set(engines) for engines in own.values())) if own else set[str]()
     if own and not left:
-        said = "; ".join(f"{_flag_name(name)} is {' and '.join(engines)}'s" for name, engines in own.items())
+        whose = "; ".join(f"{_flag_name(name)} is {' and '.join(engines)}'s" for name, engines in own.items())
         problems.append(
             Problem(
-                field="engine", reason=f"is named by words of several: {said}", hint="name one: --engine NAME"
+                field="engine",
+                reason=f"is named by words of several: {whose}",
+                hint="name one: --engine NAME",
             )
         )
     if len(left) != 1:

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
-from memsheet.budget import Answer, Result
+from memsheet.budget import Answer, Change, Result
 from memsheet.diagnose.candidates import Axes
 from memsheet.diagnose.cleaned import MOST_BYTES
 from memsheet.diagnose.log_programs import SERVERS
@@ -154,7 +154,10 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
     notes = (*found.notes, *recompute_notes(found.held, answer), *_sheet_notes(found, answer))
     if more := held_beside(found.term, found.facts, answer):
         beside, notes = (*beside, more[0]), (*notes, more[1])
-    cured = cured_first(found, _accounted_cures(found, answer))
+    unmade = replace(
+        found, cures=tuple(cure for cure in found.cures if not _is_on_already(cure, answer.plan))
+    )
+    cured = cured_first(unmade, _accounted_cures(found, answer))
     return replace(cured, answer=answer, printed=beside, notes=notes)
 
 
@@ -250,11 +253,41 @@ _OF_SHEET = (Cause.REAL_NEED, Cause.UNKNOWN, Cause.FRAGMENTATION, Cause.REGIME_C
 """Causes beside which a plan's own sheet has changes to offer."""
 
 
+def _is_on_already(cure: Cure, plan: Plan) -> bool:
+    """Whether the plan that ran has a change already."""
+    few = (
+        plan.quantization is not None
+        and plan.quantization.weights.bits <= FEW_BITS * plan.quantization.weights.block
+    )
+    return {"train adapters alone": plan.adapter is not None, "weights in fewer bits": few}.get(cure.change, False)  # fmt: skip
+
+
+FEW_BITS = 4
+"""Of a weight, which fewer are rarely made of."""
+_OF_A_PASS = ("microbatch", "global_batch", "seq_len", "recompute", "loss", "attention", "mesh.cp", "offload.activations")  # fmt: skip
+"""Keys of changes that make smaller what a pass makes, and neither weights nor states."""
+
+
+def _helps_request(change: Change, found: Diagnosis) -> bool:
+    """Whether a change can make the request smaller that failed, or what was held then: one of weights as
+    they are loaded, or of states in the step, lies beside nothing of a pass.
+    """
+    of_states = found.term is not None and found.term.component in _BESIDE_NO_PASS and not found.term.others
+    keys = (change.key, *(key for key, *_ in change.also))
+    return not of_states or not all(key.startswith(_OF_A_PASS) for key in keys)
+
+
+_BESIDE_NO_PASS = ("parameters", "optimizer_states")
+
+
 def _sheet_notes(found: Diagnosis, answer: Answer) -> Iterator[str]:
     """Where the plan does not fit by its own sheet, whatever the message alone shows."""
     verdict = answer.verdict
     if verdict is not None and verdict.result is Result.DOES_NOT_FIT and found.cause is Cause.FRAGMENTATION:
         yield "the plan's own sheet does not fit the card: no setting of the allocator makes room for all of it"  # fmt: skip
+    fix = verdict.cheapest_fix if verdict is not None and found.cause in _OF_SHEET else None
+    if fix and (later := [change.words for change in fix.changes if not _helps_request(change, found)]):
+        yield f"by the plan's own sheet a step does not fit either: {', '.join(later)} would mend that, not the request that failed"  # fmt: skip
 
 
 def _accounted_cures(found: Diagnosis, answer: Answer) -> Iterator[Cure]:
@@ -263,8 +296,9 @@ def _accounted_cures(found: Diagnosis, answer: Answer) -> Iterator[Cure]:
     if verdict is None or verdict.cheapest_fix is None or found.cause not in _OF_SHEET:
         return
     settled = found.cause in (Cause.REAL_NEED, Cause.UNKNOWN) and verdict.result is Result.DOES_NOT_FIT
+    changes = [change for change in verdict.cheapest_fix.changes if _helps_request(change, found)]
     alone = len(verdict.cheapest_fix.changes) == 1 and settled
-    for change in verdict.cheapest_fix.changes:
+    for change in changes:
         yield Cure(
             change=change.words, helps=YES if alone else "maybe", saves_bytes=int(change.saves_bytes),
             why="accounted again, the plan fits" if alone else "one of the changes that make the plan fit",

@@ -366,3 +366,50 @@ def test_a_share_that_does_not_hold_the_weights_is_no_cure(config: str, helps: s
         "utilization (0.9, 71.2 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
     )  # fmt: skip
     assert [cure.helps for cure in found.cures if "share that is free" in cure.change] == [helps]
+
+
+SCORES_WRITTEN = "num_attention_heads=32, batch 4, seq 8192\n" + traced("forward", "eager_attention_forward")
+
+
+def test_what_makes_no_such_tensor_stands_before_a_smaller_job() -> None:
+    """Half the batch is certain to serve the request, and costs speed; without the scores there is none."""
+    text = SCORES_WRITTEN + modern(
+        "16.00 GiB", "79.25 GiB", "10.02 GiB", "69.22 GiB", "66.80 GiB", "1.30 GiB"
+    )
+    first, second, *_ = diagnose_texts({"log": text}).cures
+    assert first.change.startswith("attention that writes no scores")
+    assert second.helps == YES
+
+
+@pytest.mark.parametrize("line", [
+    'model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.1-70B-Instruct").to("cuda")', "net = Net().cuda()", "model.to(device)",
+])  # fmt: skip
+def test_a_script_that_ends_where_it_loads_needs_room_for_weights(line: str) -> None:
+    message = modern("448.00 MiB", "79.25 GiB", "320.00 MiB", "78.92 GiB", "78.40 GiB", "12.00 MiB")
+    found = diagnose_texts({"log": f"import torch\n{line}\n{message}"})
+    assert not any("batch" in cure.change for cure in found.cures if cure.helps != NO)
+    later = diagnose_texts({"log": f"{line}\nloss = model(x).mean()\n{message}"})
+    assert any("batch" in cure.change for cure in later.cures if cure.helps != NO)
+
+
+UPDATES = (
+    "The backward of the first batch goes through, but optimizer.step() of the very first step dies:",
+    "With accumulation 8 the micro steps run fine, the crash comes at the first weight update (AdamW).",
+    "前向和反向都没问题，第一次 optimizer.step() 时就 OOM：",
+)
+
+
+@pytest.mark.parametrize("words", UPDATES)
+def test_states_are_what_a_first_update_lacks_room_for(words: str) -> None:
+    message = modern("500.00 MiB", "39.39 GiB", "202.00 MiB", "39.18 GiB", "38.40 GiB", "120.00 MiB")
+    found = diagnose_texts({"log": f"{words}\n{message}"})
+    assert found.term is not None
+    assert found.term.component == "optimizer_states"
+    assert not any("batch" in cure.change for cure in found.cures if cure.helps != NO)
+
+
+def test_pictures_that_are_decoded_are_first_decoded_in_tiles() -> None:
+    text = traced("decode", module="ComfyUI/comfy/sd.py") + modern(
+        "9.00 GiB", "15.99 GiB", "6.20 GiB", "9.78 GiB", "9.10 GiB", "201.00 MiB"
+    )
+    assert diagnose_texts({"log": text}).cures[0].change == "pictures decoded in tiles"

@@ -309,3 +309,22 @@ def test_tensors_that_a_sheet_has_not_are_told_with_the_term(microbatch: int, be
     assert any(each.fact == "allocated_bytes" for each in found.printed) is beyond
     assert any("the run held" in note and "times" in note for note in found.notes) is beyond
     document_model(Diagnosis).model_validate_json(json.dumps(diagnosis_document(found)))
+
+
+@pytest.mark.parametrize(
+    ("function", "path"),
+    [("from_pretrained", "transformers/modeling_utils.py"), ("_init_group", "torch/optim/adamw.py")],
+)
+def test_no_change_of_a_pass_is_offered_for_weights_or_states(function: str, path: str) -> None:
+    """A request that lies beside no activations is made no smaller by fewer of them, though the plan's sheet
+    needs that later on; what the plan has already is not offered.
+    """
+    message = modern("112.00 MiB", "23.64 GiB", "20.00 MiB", "23.60 GiB", "23.10 GiB", "20.00 MiB")
+    found = memsheet.diagnose(
+        traced(function, module=path) + message,
+        model="qwen3-8b", gpus="1xRTX4090", lora_rank=16, quantize="nf4", seq_len=4096, microbatch=16,
+    )  # fmt: skip
+    offered = " ".join(cure.change for cure in found.cures if cure.helps != "no")
+    assert not any(words in offered for words in ("recompute", "micro-batch", "fused loss", "adapters"))
+    assert "weights in fewer bits" not in offered
+    assert any("micro-batch" in note and "not the request that failed" in note for note in found.notes)

@@ -314,3 +314,16 @@ def test_signs_stand_first_where_each_alone_is_found(signs: list[bytes], raw: by
     for text in (raw + b"".join(signs[::2]), (raw + signs[0]) * 9):
         alone = sorted(place for sign in dict.fromkeys(signs) if (place := text.find(sign)) >= 0)
         assert sorted(_first_places(text, tuple(signs * 2))) == alone
+
+
+def test_a_page_s_source_and_empty_lines_change_no_verdict() -> None:
+    plain = diagnose_texts({"a": FULL_CARD})
+    for text in (FULL_CARD.replace(" GiB", "&nbsp;GiB"), "\n" * 5_000 + FULL_CARD + "\n" * 5_000):
+        found = diagnose_texts({"a": text})
+        assert (found.cause, found.facts) == (plain.cause, plain.facts)
+
+
+def test_a_message_that_says_less_counts_once_beside_one_that_says_more() -> None:
+    """However many are cut short, the one with its figures decides, and each that stands alone is an echo."""
+    cut = "CUDA out of memory. Tried\n"
+    assert diagnose_texts({"a": cut * 500 + FULL_CARD}).cause is diagnose_texts({"a": FULL_CARD}).cause

@@ -394,6 +394,12 @@ def test_any_other_release_is_as_it_is_said(word: str) -> None:
     assert request_from({"engine_version": word})["engine_version"] == word
 
 
+@pytest.mark.parametrize("word", ["foo==9", "torch==2.6.0", "flash-attn==2.8.3"])
+def test_a_pin_of_another_package_is_no_release_of_the_engine(word: str) -> None:
+    with pytest.raises(InputError, match=r"engine_version = .*is a release of .*no engine or library"):
+        request_from({"engine_version": word})
+
+
 @pytest.mark.parametrize(
     ("word", "engine"), [("trl==1.10", "transformers"), ("vllm==0.11.0", "vllm"), ("ollama 0.12.1", "llama.cpp")]
 )  # fmt: skip

@@ -30,6 +30,7 @@ from memsheet.diagnose.cures.tables import (
     SEVERAL_RUNS,
     SHORTER_SAMPLES,
 )
+from memsheet.diagnose.cures.tensors import NOT_MADE
 from memsheet.diagnose.cures.without_training import beside_own_cache, in_server, without_training
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.frames import SERVING
@@ -66,13 +67,21 @@ UNTIL_FILLED = "until what grows has filled that too"
 
 
 def cures_of(cause: Cause, figures: Figures, signs: Signs, term: Term | None, who: str) -> tuple[Cure, ...]:
-    """At most four, what helps first. ``who``: the device's kind, as the message has it."""
+    """At most four, what helps first, and before that what makes no such tensor at all: no smaller job does
+    as well. ``who``: the device's kind, as the message has it.
+    """
     offered = _BY_CAUSE.get(cause)
     found = list(dict.fromkeys(offered(_Case(figures, signs, term, who)) if offered else ()))
     order = {YES: 0, MAYBE: 1, NO: 2}
     helping = [cure for cure in found if cure.helps != NO][: MOST - 1]
     rest = [cure for cure in found if cure.helps == NO]
-    return tuple(sorted((*helping, *rest[: MOST - len(helping)]), key=lambda cure: order[cure.helps]))
+    first = {cure.change for cure in helping[:1] if cure.why == NOT_MADE}
+    return tuple(
+        sorted(
+            (*helping, *rest[: MOST - len(helping)]),
+            key=lambda cure: (cure.change not in first, order[cure.helps]),
+        )
+    )
 
 
 class _Case(NamedTuple):

@@ -27,7 +27,7 @@ from memsheet.diagnose.cures.tables import (
     TRAINERS,
     UNITS,
 )
-from memsheet.diagnose.cures.tensors import grows_with_batch, place_of_scoreless, without_scores
+from memsheet.diagnose.cures.tensors import NOT_MADE, grows_with_batch, place_of_scoreless, without_scores
 from memsheet.diagnose.cures.without_training import without_training
 from memsheet.diagnose.figures import Figures, aligned_bytes
 from memsheet.diagnose.frames import GATHER, REDUCED, STEP_SIZES
@@ -127,7 +127,7 @@ def _for_log_probs(figures: Figures, signs: Signs, term: Term) -> Iterator[Cure]
     )  # fmt: skip
     if signs.trainer == "verl":
         yield Cure(
-            change="log-probabilities without full logits", helps=MAYBE, where=lines["loss"], why="the tensor asked for is not made then"
+            change="log-probabilities without full logits", helps=MAYBE, where=lines["loss"], why=NOT_MADE
         )  # fmt: skip
     if signs.trainer == "TRL" and not FUSED_ON.search(signs.text):
         yield Cure(
@@ -152,7 +152,7 @@ def _for_loss(figures: Figures, signs: Signs) -> Cure:
         return Cure(change=FUSED_LOSS, helps=NO, why=why)  # fmt: skip
     place = OF_PREFERENCES if PREFERS.search(signs.text) else TRAINERS.get(signs.trainer, {}).get("loss", "")
     return Cure(
-        change=FUSED_LOSS, helps=MAYBE, saves_bytes=figures.asked.middle, where=place, why="the tensor asked for is not made then"
+        change=FUSED_LOSS, helps=MAYBE, saves_bytes=figures.asked.middle, where=place, why=NOT_MADE
     )  # fmt: skip
 
 

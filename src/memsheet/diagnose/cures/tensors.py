@@ -9,6 +9,7 @@ from memsheet.diagnose.frames import PICTURES, SERVING
 from memsheet.diagnose.message import MAYBE, Cure, Term
 from memsheet.diagnose.signs import Signs
 
+NOT_MADE = "the tensor asked for is not made then"
 SDPA = 'attn_implementation="sdpa"'
 
 
@@ -43,7 +44,7 @@ def place_of_scoreless(signs: Signs) -> str:
 def without_scores(figures: Figures, where: str) -> Cure:
     return Cure(
         change="attention that writes no scores (sdpa, flash)", helps=MAYBE, saves_bytes=figures.asked.middle, where=where,
-        why="the tensor asked for is not made then",
+        why=NOT_MADE,
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from memsheet.diagnose.cures.tensors import first_axis, grows_with_batch, place_
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.frames import (
     ADAPTERS,
+    DECODED,
     EVALUATION,
     GATHERED,
     GENERATION,
@@ -113,7 +114,10 @@ def without_training(figures: Figures, signs: Signs, term: Term | None) -> Itera
                 yield Cure(
                     change="fewer beams", helps=MAYBE, where=f"{beams[0]}=1", why="each is a row of the batch"
                 )
-        for cure in OF_TASK.get(signs.task, OF_TASK[PROFILED])[evaluates:]:
+        offered = OF_TASK.get(signs.task, OF_TASK[PROFILED])[evaluates:]
+        if signs.frame is DECODED:
+            offered = tuple(sorted(offered, key=lambda cure: "tiles" not in cure.change))
+        for cure in offered:
             yield replace(cure, where=RUNNERS.get((signs.program, cure.change), cure.where))
 
 

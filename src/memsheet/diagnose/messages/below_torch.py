@@ -24,7 +24,7 @@ from memsheet.units import GIB
 
 SIGNS = (
     b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc", b"ncclUnhandledCudaError", b"unable to find an engine", b"CUBLAS_STATUS_NOT_INITIALIZED",
-    b"_STATUS_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"HIP error: out of memory", b"ROCm error: out of memory", b"MUSA error: out of memory", b"hipErrorOutOfMemory", b"cuda runtime error (2)", b"Error out of memory at line",
+    b"_STATUS_ALLOC_FAILED", b"CUFFT_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"HIP error: out of memory", b"ROCm error: out of memory", b"MUSA error: out of memory", b"hipErrorOutOfMemory", b"cuda runtime error (2)", b"Error out of memory at line",
     *other_runtimes.SIGNS,
 )  # fmt: skip
 LOWER_FRACTION = "give the server a smaller share of the card"
@@ -255,7 +255,7 @@ FORMS = (
     Form(
         "matrix library",
         re.compile(
-            r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
+            r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED"
             r"|CUBLAS_STATUS_NOT_INITIALIZEDwhencalling`?cublasCreate"
         ),
         _refused_handle,
@@ -285,7 +285,10 @@ _BARE = re.compile(
     r"|out of memory\b[.!]?$"
     r"|.{0,300}?(?:\b(?:error|exception|failed|failure|refused|fatal)\b|what\(\)).{0,300}?\bout of memory\b"
     r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError)"
-    r"|.{0,300}?\b(?:crash|die|fail|stop|get|rais|throw)\w{0,4}\b.{0,60}?\bResourceExhaustedError\b)",
+    r"|.{0,300}?\b(?:crash|die|fail|stop|get|rais|throw)\w{0,4}\b.{0,60}?\bResourceExhaustedError\b"
+    r"|(?!.{0,300}?\b(?:if|may|might|avoid|prevent\w{0,3})\b)"
+    r".{0,300}?(?:\b(?:crash|die|fail|stop|get|got|rais|throw|sa[iy]|hit)\w{0,4}\b|报错|报|エラー)"
+    r".{0,60}?(?:\bOutOfMemoryError\b|\bCUDA out of memory\b|\bCUDA OOM\b))",
     re.IGNORECASE,
 )
 """A line that says so as an error does: at its beginning, or behind the word error. A sentence of a manual

@@ -193,6 +193,7 @@ _KILLED = re.compile(
     rf"(?:{_KILLED_SAID})(?:\s.{{0,400}})?$"
     rf"|(?:{_KILLED_SAID})(?:\s{{2,}}.{{0,400}})?[.!]?$"
     r"|(?:zsh: |\[\d{1,4}\]\s{1,4}[+-]?\s{0,4}\d{1,10}\s{1,4})killed\b"
+    r"|.{0,400}(?:it/s|s/it)[^\]]{0,200}\]\s{0,2}Killed$"
     r"|(?:make(?:\[\d{1,3}\])?: \*\*\* \[.{1,300}\]|.{1,60}: [-\\|/]) Killed$|.{0,300}\bsignal: killed$"
 )
 """What a shell says of a program that signal 9 ended."""

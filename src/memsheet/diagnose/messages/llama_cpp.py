@@ -73,6 +73,8 @@ def _in_own_words(cures: tuple[Cure, ...], log: Log) -> tuple[Cure, ...]:
 
 def _buffer_kind(message: Message, log: Log) -> str:
     """Which buffer it was, by what is said right behind the failure, else before it."""
+    if "buffer for kv cache" in log.lines[message.line].lower():
+        return "cache"
     place = log.place_of(message.line)
     after = log.squeezed[place : place + 2500]
     own = after[: after.find(_NEXT_TRY, after.find(_NEXT_TRY) + 1)] if after.count(_NEXT_TRY) > 1 else after
@@ -208,5 +210,6 @@ FORMS = (
     Form("llama host", re.compile(r"failedtoallocateCPUbuffer|unabletoallocateCPU|failedtoallocatebufferofsize\d{1,18}\S{0,20}?CPU"), _host_buffer),
     Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused_llama_buffer, {"asked": "bytes"}),
     Form("llama", re.compile(r"failedtoallocatebufferforkvcache"), _refused_llama_buffer),
+    Form("llama", re.compile(r"ggml_vulkan:vk::\S{1,60}?ErrorOutOfDeviceMemory"), _refused_llama_buffer),
     Form("llama", re.compile(r"unabletoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}buffer"), _refused_llama_buffer),
 )  # fmt: skip

@@ -128,7 +128,7 @@ FORMS = (
     Form("Metal", re.compile(r"kIOGPUCommandBufferCallbackErrorOutOfMemory"), _refused),
     Form("Metal", re.compile(rf"Attemptingtoallocate(?P<asked>{NUMBER})byteswhichisgreaterthanthemaximumallowedbuffersizeof(?P<allowed>{NUMBER})bytes"), _beyond_buffer, {"asked": "bytes", "allowed": "bytes"}),
     Form("Jetson", re.compile(r"NvMapMemAlloc\w{0,24}:\d{1,15}error12"), _refused),
-    Form("graphics", re.compile(r"(?:OPTIX|VK)_ERROR_(?:OUT_OF_DEVICE_MEMORY|DEVICE_OUT_OF_MEMORY)|vk::\S{1,60}?ErrorOutOfDeviceMemory"), _refused),
+    Form("graphics", re.compile(r"(?:OPTIX|VK)_ERROR_(?:OUT_OF_DEVICE_MEMORY|DEVICE_OUT_OF_MEMORY)|(?<!ggml_vulkan:)vk::\S{1,60}?ErrorOutOfDeviceMemory"), _refused),
     Form("CTranslate2", re.compile(r"CUDAfailedwitherroroutofmemory"), _refused),
     Form("MPS", re.compile(rf"Invalidbuffersize:{sized_pattern('asked')}"), _refused_buffer),
     Form("MPS", re.compile(r"totalbytesofNDArray>2\*\*32"), _refused_buffer),

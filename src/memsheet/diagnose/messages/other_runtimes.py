@@ -20,7 +20,7 @@ from memsheet.diagnose.named_cards import beyond_named_card, card_in_text
 from memsheet.frozen import replace
 
 SIGNS = (
-    b"No executable batch size found", b"_bfc) ran out of memory",
+    b"No executable batch size found", b"offload_dir", b"offload_folder", b"offload the whole model", b"CPU or disk offload", b"_bfc) ran out of memory",
     b"ResourceExhaustedError", b"OOM when allocating tensor", b"BFCArena", b"requested buffer of size", b"Cuda Runtime (out of memory)", b"Error Code 2: OutOfMemory",
     b"GPU memory (", b"OutOfMemory (Requested size", b"Out of memory allocating", b"out of memory to allocate",
 )  # fmt: skip
@@ -193,6 +193,26 @@ def _refused_place(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _without_folder(_: Message, __: Log) -> Judgement:
+    """Of accelerate 1.15 (big_modeling.py:386, utils/modeling.py:1892) and transformers 5.24
+    (integrations/accelerate.py:534): what neither cards nor host have room for lies on the disk.
+    """
+    return undecided_need(
+        "neither the cards nor the host have room for all of the model, so that the device map puts a part of it on the disk, and no folder is named for it",
+        Cure(change="weights in fewer bits, or over more GPUs", helps=MAYBE, why="a part on the disk is read anew in each pass"),
+        Cure(change="a folder for the part on the disk", helps=MAYBE, where='offload_folder="offload" (offload_dir=… of accelerate)'),
+    )  # fmt: skip
+
+
+def _trains_off_card(_: Message, __: Log) -> Judgement:
+    """Of huggingface/accelerate 1.15, src/accelerate/accelerator.py:1877."""
+    return undecided_need(
+        "the weights in few bits have no room on the card: a part of them lies on the host or the disk, where none can be trained",
+        Cure(change="weights in fewer bits (4, not 8), or over more GPUs", helps=MAYBE, where="load_in_4bit=True"),
+        Cure(change="a smaller batch", helps=NO, why="weights are placed before any batch"),
+    )  # fmt: skip
+
+
 def _refused_all_batches(_: Message, __: Log) -> Judgement:
     """Of huggingface/accelerate at 02e2ed56, src/accelerate/utils/memory.py: find_executable_batch_size."""
     return undecided_need(
@@ -218,6 +238,10 @@ FORMS = (
     Form("TensorRT", re.compile(rf"OutOfMemory\(Requestedsizewas(?P<asked>{NUMBER})bytes"), _refused_engine, {"asked": "bytes"}),
     Form("TensorRT", re.compile(r"CudaRuntime\(outofmemory\)|ErrorCode2:OutOfMemory"), _refused_engine),
     Form("accelerate", re.compile(r"ValueError:SomemodulesaredispatchedontheCPUorthedisk"), _refused_place),
+    Form("accelerate", re.compile(
+        r"Weneedan`?offload_dir`?todispatch|pleasepassalongan`?offload_folder`?|[Pp]leaseprovidean`?offload_folder`?|tooffloadthewholemodeltothedisk"
+    ), _without_folder),
+    Form("accelerate", re.compile(r"8-bitor4-bitprecisionwithCPUordiskoffload"), _trains_off_card),
     Form("accelerate", re.compile(r"Noexecutablebatchsizefound,reachedzero"), _refused_all_batches),
     Form("CuPy", re.compile(rf"(?<!RESOURCE_EXHAUSTED:)Outofmemoryallocating(?P<asked>{_COMMAS})bytes(?:\(allocatedsofar:(?P<allocated>{_COMMAS})bytes(?:,limitsetto:(?P<allowed>{_COMMAS})bytes)?\))?"), _refused_pool, _BYTES),
     Form("CuPy", re.compile(rf"outofmemorytoallocate(?P<asked>{_COMMAS})bytes(?:\(total(?P<allocated>{_COMMAS})bytes)?"), _refused_pool, _BYTES),

@@ -10,6 +10,7 @@ from memsheet.diagnose.interval import Interval, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages.stated import (
     MOST_SHARE,
+    STEP,
     doubled,
     halved,
     larger_share,
@@ -21,7 +22,7 @@ from memsheet.frozen import replace
 
 SIGNS = (
     b"mem-fraction-static", b"alloc_req_slots", b"Prefill out of memory", b"Decode out of memory", b"profiled value", b"Capture cuda graph failed",
-    b"Capture CUDA graph failed", b"avail mem=", b"memory capacity is unbalanced",
+    b"Capture CUDA graph failed", b"avail mem=", b"memory capacity is unbalanced", b"leave no GPU memory for the KV", b"SWA pool cap", b"state cache is too small",
 )  # fmt: skip
 FRACTION = "--mem-fraction-static"
 OF_BOTH = "for weights and cache"
@@ -68,6 +69,49 @@ def _too_little(message: Message, log: Log) -> Judgement:
             *_shares_for_cache(message, log),
             Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tp", parallel)),
             Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
+        ),
+    )  # fmt: skip
+
+
+def _beyond_share(message: Message, log: Log) -> Judgement:
+    """Of sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py:3050: the least share that leaves anything."""
+    least = Decimal(message.words["least"])
+    parallel = stated_number(log, message.line, "tp_size", "tensor_parallel_size", "tp")
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,),
+        because="weights take all of the server's share of the card: nothing is left for the KV cache; the server says that any share "
+        f"above {least} leaves something",
+        cures=(
+            *larger_share(FRACTION, _stated_share(message, log), min(least + STEP, MOST_SHARE), OF_BOTH),
+            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tp", parallel)),
+            Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
+        ),
+    )  # fmt: skip
+
+
+def _beyond_window(message: Message, log: Log) -> Judgement:
+    """Of sglang 0.5.23, srt/model_executor/pool_configurator.py:1025."""
+    taken, left = message.facts["taken"], message.facts["left"]
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,), missing=(taken - left).positive,
+        because=f"the cache of sliding windows, as large as the requests that are let in, takes {size_words(taken)} of the {size_words(left)} "
+        "that weights leave: nothing is left for the cache of the other layers",
+        cures=(
+            Cure(change="fewer requests at once", helps=MAYBE, where="--max-running-requests N"),
+            *larger_share(FRACTION, _stated_share(message, log), words=OF_BOTH),
+        ),
+    )  # fmt: skip
+
+
+def _without_states(message: Message, log: Log) -> Judgement:
+    """Of sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py:3150."""
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,),
+        because="what the weights leave of the server's share has no room for the states of one request (Mamba, linear attention)",
+        cures=(
+            *larger_share(FRACTION, _stated_share(message, log), words=OF_BOTH),
+            Cure(change="states in bf16", helps=MAYBE, where="--mamba-ssm-dtype bfloat16"),
+            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE),
         ),
     )  # fmt: skip
 
@@ -137,6 +181,9 @@ FORMS = (
         re.compile(r"Notenoughmemory\.Pleasetrytoincrease(?:--)?mem-fraction-static"),
         _too_little,
     ),
+    Form("server start", re.compile(r"LoadedweightsleavenoGPUmemoryfortheKVcache\S{0,60}?Raise--mem-fraction-staticabove(?P<least>0\.\d{1,6})"), _beyond_share),
+    Form("server start", re.compile(rf"SWApoolcap\(\d{{1,12}}tokens,(?P<taken>{NUMBER})GiB\)leavesnoroomforthefullKVpoolwithintheavailable(?P<left>{NUMBER})GiB"), _beyond_window, {"taken": "GiB", "left": "GiB"}),
+    Form("server start", re.compile(r"statecacheistoosmalltoserveanyrequests"), _without_states),
     Form("server start", re.compile(r"profiledvalue\S{0,20}?-\d{1,12}"), _too_little),
     Form("graphs", re.compile(r"Capture(?:cuda|CUDA)graphfailed"), _refused_capture),
     Form("slots", re.compile(r"alloc_req_slotsrunsoutofmemory"), _spent_slots),

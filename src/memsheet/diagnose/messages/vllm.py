@@ -100,7 +100,7 @@ def _refused_start(message: Message, log: Log) -> Judgement:
             because=f"somebody held {size_words(used)} of the card before the server started",
             arithmetic=lines,
             missing=missing,
-            cures=(others, fits),
+            cures=(fits, others) if fits.helps == YES != others.helps else (others, fits),
         )
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT,), arithmetic=lines, missing=missing, cures=(fits,),

@@ -178,6 +178,8 @@ def leak_cure(held: SnapshotFacts) -> Cure:
 def _replayed_cures(held: SnapshotFacts, *, leaks: bool) -> Iterator[Cure]:
     sure = replay_counts(held) and held.replayed is not None and held.replayed.complete
     for each in held.what_if:
+        if not each.conf:  # more memory is what a replay shows, and no line that somebody can write
+            continue
         helps = (YES if each.lived and not leaks else MAYBE if each.lived else NO) if sure else MAYBE
         said = (
             "replayed, it dies all the same"
@@ -191,10 +193,10 @@ def _replayed_cures(held: SnapshotFacts, *, leaks: bool) -> Iterator[Cure]:
             if each.reserved_bytes is not None
             else ""
         )
-        where = f"PYTORCH_CUDA_ALLOC_CONF={each.conf}" if each.conf else ""
+        where = f"PYTORCH_CUDA_ALLOC_CONF={each.conf}"
         saves = (
             held.room_bytes - each.reserved_bytes
-            if each.lived and each.conf and each.reserved_bytes is not None and held.room_bytes
+            if each.lived and each.reserved_bytes is not None and held.room_bytes
             else None
         )
         yield Cure(

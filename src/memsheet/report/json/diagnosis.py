@@ -10,7 +10,7 @@ from memsheet.report.json.sheet import Sheet
 
 Verdict = Literal[
     "real_need", "fragmentation", "other_process", "outside_allocator", "limit_set", "not_gpu_memory", "leak", "regime_change",
-    "engine_overcommit", "engine_underprovision", "wake_up_race", "follow_up_error", "unknown",
+    "engine_overcommit", "engine_underprovision", "wake_up_race", "follow_up_error", "unsupported_setting", "unknown",
 ]  # fmt: skip
 
 

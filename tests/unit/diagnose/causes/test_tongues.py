@@ -96,3 +96,11 @@ def test_a_shell_says_killed_in_its_tongue(word: str) -> None:
     for line in (word, f"run.sh: line 3:  4242 {word}  python train.py"):
         assert diagnose_texts({"log": f"python load.py\n{line}"}).cause is Cause.NOT_GPU_MEMORY
     assert not diagnose_texts({"log": f"the film {word} is good"}).found
+
+
+@pytest.mark.parametrize("words", [
+    "大部分样本都没问题，只有遇到特别长的样本（12k tokens）时才会 OOM", "Das Training läuft problemlos, nur bei sehr langen Sequenzen stürzt es ab",
+    "L'entraînement tourne bien, mais il plante sur les séquences très longues", "学習は正常に回りますが、長いサンプルで落ちます",
+])  # fmt: skip
+def test_a_sample_that_is_far_longer_is_another_step_in_any_tongue(words: str) -> None:
+    assert diagnose_texts({"log": f"{words}\n{FULL_CARD}"}).cause is Cause.REGIME_CHANGE

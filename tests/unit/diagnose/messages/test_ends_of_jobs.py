@@ -17,6 +17,9 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("trtllm", "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, mMemPool->getPool(), mCudaStream->get()): out of memory"),
     ),
     "engine_underprovision": (
+        ("sglang least share", "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.8. Raise --mem-fraction-static above 0.871 (minimum viable = 1 - available/pre = 0.8704)."),
+        ("sglang windows", "RuntimeError: SWA pool cap (131072 tokens, 12.00 GiB) leaves no room for the full KV pool within the available 9.41 GiB. Reduce --max-running-requests."),
+        ("sglang states", "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any requests. max_mamba_cache_size=2, mamba_ratio=3, resulting max_num_reqs=0."),
         ("npu vllm", "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n(NPUWorker pid=11) vllm_ascend/worker/worker.py"),
         ("lmdeploy pt", "lmdeploy - ERROR - engine.py: RuntimeError: No enough gpu memory for runtime."),
         ("sglang pool", "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. sglang/srt/model_executor/model_runner.py"),
@@ -42,10 +45,13 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("mlx malloc", "RuntimeError: [metal::malloc] Attempting to allocate 28991029248 bytes which is greater than the maximum allowed buffer size of 17179869184 bytes."),
     ),
     "no figures": (
+        ("the class in prose", "it just says torch.cuda.OutOfMemoryError and nothing else, qlora on a T4"),
+        ("mem only zh", "跑起来报 CUDA out of memory，怎么办"),
         ("cudnn engine", "RuntimeError: GET was unable to find an engine to execute this computation"),
         ("ffmpeg", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
     ),
     "not_gpu_memory": (
+        ("killed behind a bar", "Loading checkpoint shards:  33%|###3      | 5/15 [01:02<02:05, 12.5s/it]Killed"),
         ("k8s describe", "Containers:\n  trainer:\n    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Limits:\n      memory:          64Gi\n      nvidia.com/gpu:  1\n"),
         ("k8s 137 only", "pod/train-0   0/1   Error   1   command terminated with exit code 137"),
         ("k8s last state", "Last State: Terminated\n  Reason: OOMKilled\n  Exit Code: 137\nnvidia-smi showed 11 GB of 80 used all the time. Should I use a smaller batch?"),
@@ -121,7 +127,6 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("cudnn ns", "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input."),
         ("cudnn exec", "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
         ("illegal", "RuntimeError: CUDA error: an illegal memory access was encountered"),
-        ("mem only zh", "跑起来报 CUDA out of memory，怎么办"),
         ("not enough gpu vllm tp", "ValueError: The number of required GPUs exceeds the total number of available GPUs in the placement group."),
         ("assert", "CUDA error: device-side assert triggered"),
         ("healthy", "everything works, GPU memory usage is 95 %, should I worry?"),
@@ -151,6 +156,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("nccl calloc", "NCCL WARN Cuda failure 2 'out of memory'\nNCCL INFO alloc.h:227 -> 1\nFailed to CUDA calloc async 608 bytes"),
     ),
     "outside_allocator or follow_up_error": (
+        ("cufft", "RuntimeError: cuFFT error: CUFFT_ALLOC_FAILED"),
         ("tf cublas", "failed to create cublas handle: CUBLAS_STATUS_ALLOC_FAILED"),
         ("cublas create", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         ("cublas ni", "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
@@ -185,6 +191,9 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("xpu old", "RuntimeError: XPU out of memory. Tried to allocate 512.00 MiB (GPU  0; 15.91 GiB total capacity; 14.95 GiB already allocated; 15.10 GiB reserved in total by PyTorch)"),
     ),
     "real_need or other_process": (
+        ("accelerate without a folder", "ValueError: We need an `offload_dir` to dispatch this model according to this `device_map`, the following submodules need to be offloaded: model.layers.20, lm_head."),
+        ("transformers without a folder", "ValueError: The current `device_map` had weights offloaded to the disk. Please provide an `offload_folder` for them."),
+        ("bits on the host", "ValueError: You can't train a model that has been loaded in 8-bit or 4-bit precision with CPU or disk offload."),
         ("xpu ur", "RuntimeError: Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"),
         ("npu EL", "RuntimeError: InnerRun:torch_npu/csrc/framework/OpParamMaker.cpp:208 OPS function error: MatMul, error code is 207018\n[ERROR] device Driver error: EL0004: Failed to allocate memory. Possible Cause: Available memory is insufficient.\n Solution: Close applications not in use."),
         ("npu code", "[ERROR] rtMalloc failed, runtime result = 207001 [PID: 123] alloc device memory failed"),

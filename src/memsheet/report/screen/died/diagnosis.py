@@ -33,7 +33,10 @@ TITLES = {
     Cause.ENGINE_UNDERPROVISION: "a server whose share is too small",
     Cause.WAKE_UP_RACE: "a wake-up while somebody else holds the card",
     Cause.FOLLOW_UP_ERROR: "an earlier error, of which this is the echo",
+    Cause.UNSUPPORTED_SETTING: "a setting that the card or the program does not take: no memory was short",
 }
+OF_ELSE = (Cause.NOT_GPU_MEMORY, Cause.FOLLOW_UP_ERROR, Cause.UNSUPPORTED_SETTING)
+"""Causes that are no shortage of the card."""
 HELPS = {YES: "would have helped", "maybe": "may help"}
 
 
@@ -75,7 +78,7 @@ def _diagnosis_headline(found: Diagnosis, look: Look) -> RenderableType:
     if not found.found:
         return labelled_row("NOTHING TO DIAGNOSE", "bold", (found.because,), look)
     if found.cause is not Cause.UNKNOWN:
-        style = "bold green" if found.cause in (Cause.NOT_GPU_MEMORY, Cause.FOLLOW_UP_ERROR) else "bold red"
+        style = "bold green" if found.cause in OF_ELSE else "bold red"
         return labelled_row("DIED OF", style, (TITLES[found.cause], *_shortage_words(found, look)), look)
     between = ", or ".join(TITLES[cause] for cause in found.open_between)
     otherwise = (

@@ -1,0 +1,115 @@
+"""Refusals that people take for a shortage of memory, and are none: a dtype, a format of weights or a kernel
+that the card has not, weights in a dtype that a scaler does not take, a placement that a launcher does not.
+
+The sentences are those of torch 2.13 (amp/grad_scaler.py:275, amp/autocast_mode.py:295,
+_inductor/exc.py:151, c10/cuda/CUDAException.cpp), transformers 5.24 (training_args.py:1779,
+modeling_utils.py:1576, quantizers/quantizer_mxfp4.py:124, quantizer_finegrained_fp8.py:53,
+quantizer_fbgemm_fp8.py:73), accelerate 1.15 (accelerator.py:595, 1479, 1868), deepspeed 0.19.8
+(runtime/engine.py:2004), sglang 0.5.23 (model_loader/loader.py:262, load_model_utils.py:91), vllm at 0012cf69
+(v1/worker/gpu_worker.py, _check_if_gpu_supports_dtype) and flash-attention (csrc/flash_attn/flash_api.cpp).
+A format that is read and put back into bf16 ("We will default to dequantizing") is no refusal.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Judgement, Message
+from memsheet.diagnose.survived import goes_on
+from memsheet.frozen import NamedTuple, replace
+
+SIGNS = (
+    b"unscale FP16", b"Bfloat16 is only supported", b"support bf16/gpu", b"does not support bfloat16", b"bf16 mixed precision requires", b"is not supported on your device",
+    b"only supports Ampere", b"requires compute capability", b"quantized models is only supported", b"quantization is only supported", b"not supported for the current GPU",
+    b"only supports sm75", b"too old to be supported", b"no kernel image", b"--tf32 requires", b"You can't train a model that has been loaded",
+)  # fmt: skip
+NO_BATCH = Cure(change="a smaller batch", helps=NO, why="no memory was refused")
+IN_HALF = Cure(change="computing in fp16, which the card has", helps=MAYBE)
+OTHER_ATTENTION = Cure(change="attention by sdpa", helps=MAYBE, where='attn_implementation="sdpa"', why="it runs on any card")  # fmt: skip
+OTHER_FORMAT = Cure(
+    change="weights in a format that the card has (nf4, int8, AWQ, GPTQ)", helps=MAYBE, why="a format that is computed in itself needs its own hardware",
+)  # fmt: skip
+NEWER_CARD = Cure(change="a newer card", helps=MAYBE)
+IN_FULL = Cure(
+    change="trained weights kept in fp32, and computed in fp16 (autocast)", helps=MAYBE,
+    where="from_pretrained(…, dtype=torch.float32) with fp16=True; adapters: param.data = param.data.float()",
+    why="trained weights then take 4 bytes each, not 2",
+)  # fmt: skip
+IN_BRAIN = Cure(
+    change="computing in bf16, where the card has it", helps=MAYBE, where="bf16=True, fp16=False", why="bf16 needs no scaler",
+)  # fmt: skip
+NEWER_TRANSFORMERS = Cure(
+    change="a newer transformers, which takes MXFP4 on cards from 7.5 (T4) on", helps=MAYBE, where="pip install -U transformers kernels triton",
+    why="it puts the weights back into bf16 where it cannot compute with them, which takes about four times their room",
+)  # fmt: skip
+OTHER_BUILD = Cure(
+    change="a build of PyTorch (or of the extension) that is made for the card", helps=MAYBE,
+    where="torch.cuda.get_arch_list() shows what a build has",
+)  # fmt: skip
+ONE_PROCESS = Cure(
+    change="one process over all cards, or a copy on each card", helps=MAYBE,
+    where='--num_processes 1 (or python script.py) | device_map={"": local_rank}',
+)  # fmt: skip
+OWN_CARD = Cure(
+    change="each process's model on its own card", helps=MAYBE, where="device_map={'': torch.cuda.current_device()}",
+)  # fmt: skip
+OF_BRAIN = "bf16 is asked for, and this card computes none"
+
+
+HALF_PLACES = (
+    (r"Bfloat16isonlysupportedonGPUswith", "--dtype half"),
+    (r"[Yy]oursetupdoesn'tsupportbf16/gpu", "fp16=True, bf16=False"),
+    (r"bf16mixedprecisionrequires", "mixed_precision: fp16 (--mixed_precision fp16)"),
+    (r"Typebf16isnotsupportedonyourdevice", '"fp16": {"enabled": true}, and no "bf16"'),
+    (r"CurrentCUDADevicedoesnotsupportbfloat16", 'torch.autocast("cuda", dtype=torch.float16)'),
+)
+"""How programs refuse bf16, and where each is told of fp16."""
+
+
+class Refusal(NamedTuple):
+    """How a refusal looks in a text without spaces, why it is none of memory, and what passes it."""
+
+    pattern: re.Pattern[str]
+    because: str
+    cures: tuple[Cure, ...]
+
+
+REFUSALS = (
+    Refusal(re.compile(r"AttemptingtounscaleFP16gradients"), "weights that are trained lie in fp16, and a scaler of fp16 takes gradients in fp32 alone", (IN_BRAIN, IN_FULL)),
+    *(
+        Refusal(re.compile(pattern), OF_BRAIN, (replace(IN_HALF, where=where), NEWER_CARD))
+        for pattern, where in HALF_PLACES
+    ),
+    Refusal(re.compile(r"Typefp16isnotsupportedonyourdevice"), "fp16 is asked for, and this device computes none", (Cure(change="computing in bf16 or fp32", helps=MAYBE, where='"bf16": {"enabled": true}'),)),
+    Refusal(re.compile(r"FlashAttention\d?onlysupports(?:Ampere|Hopper)|FlashAttention\d?requirescomputecapability"), "this kernel of attention is not made for so old a card", (OTHER_ATTENTION, NEWER_CARD)),
+    Refusal(re.compile(r"MXFP4quantizedmodelsisonlysupportedon"), "this release's MXFP4 needs a newer card", (NEWER_TRANSFORMERS, OTHER_FORMAT, NEWER_CARD)),
+    Refusal(re.compile(
+        r"(?:MXFP4|FP8)quant(?:ized|ization)(?:models)?isonlysupportedon(?:GPUs)?(?!\S{0,400}?Wewilldefaultto)"
+        r"|Thequantizationmethod\S{1,60}?isnotsupportedforthecurrentGPU"
+    ), "the weights' format is not computed on so old a card", (OTHER_FORMAT, NEWER_CARD)),
+    Refusal(re.compile(r"SGLangonlysupportssm75andabove|tooldtobesupportedbythetritonGPUcompiler"), "the program has no kernels for so old a card", (NEWER_CARD,)),
+    Refusal(re.compile(r"nokernelimageisavailableforexecutiononthedevice"), "the program was not compiled for this card", (OTHER_BUILD,)),
+    Refusal(re.compile(r"--tf32requiresAmpere"), "tf32 is asked for, and this card has none", (Cure(change="no tf32", helps=MAYBE, where="tf32=False"),)),
+    Refusal(re.compile(r"Youcan'ttrainamodelthathasbeenloadedwith`?device_map='auto'`?in"), "one model over all cards is loaded in each of several processes", (ONE_PROCESS,)),
+    Refusal(re.compile(r"Youcan'ttrainamodelthathasbeenloadedin8-bitor4-bitprecisionona?differentdevice"), "a process trains on another card than the one that its weights in few bits are on", (OWN_CARD,)),
+)  # fmt: skip
+
+
+def refused_settings(log: Log) -> Message | None:
+    """The first refusal of a text behind which the program does not go on, where there is one."""
+    found = [(place.start(), one) for one in REFUSALS if (place := one.pattern.search(log.squeezed))]
+    if not found:
+        return None
+    place, refusal = min(found, key=lambda pair: pair[0])
+    if goes_on(log.lines[log.line_at(place) + 1 :]):
+        return None
+
+    def judge(_: Message, __: Log) -> Judgement:
+        return Judgement(
+            causes=(Cause.UNSUPPORTED_SETTING,),
+            because=refusal.because,
+            cures=(*refusal.cures, NO_BATCH),
+        )
+
+    return Message(kind="setting", line=log.line_at(place), judge=judge)
