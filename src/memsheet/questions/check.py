@@ -234,6 +234,6 @@ def _check_job(
         checked,
         cards_words=of_node or _words_beside(question, job, files_read.reads),
         why_not=(*unreadable, *checked.why_not),
-        no_model="" if name or unreadable else unnamed_words(files_read.reads),
+        no_model="" if name or unreadable else unnamed_words(files_read.reads, files_read.texts),
         keys_alone=not cards and all(map(names_no_model, files_read.reads.values())),
     )

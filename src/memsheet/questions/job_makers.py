@@ -82,6 +82,7 @@ def _roles_of_launch(read: FileReading, answer: Answer, ask: Mapping[str, Any]) 
     return JobDraft(
         found, (*open_words(values), *words_of_unknown_sizes(at for at, _ in read.unknown)), has_shorter_rows(values), over, elsewhere=away if foreign else (),
         unsaid_longest=own, accounted=exchanged_keys(values, _sizes_of(answer)), row_ranks=sequence_ranks(values) or 1,
+        length_flag="--seq-len",
     )  # fmt: skip
 
 

@@ -67,6 +67,8 @@ class JobOfFiles(NamedTuple):
     """Which of the files says the job's settings."""
     row_ranks: int = 1
     """Ranks that share a row."""
+    length_flag: str = ""
+    """What says how long rows are in every pass."""
 
     @property
     def least_bytes(self) -> int:
@@ -249,6 +251,7 @@ def job_of_files(
         known_models,
         name,
         made.row_ranks,
+        made.length_flag,
     )
 
 

@@ -515,3 +515,12 @@ def test_releases_are_of_the_trainer_and_of_its_server(tmp_path: Path) -> None:
     assert next(iter(both.reads.values())).release == "0.8.0"
     with pytest.raises(memsheet.InputError, match="the job's servers are: vllm"):
         memsheet.check(file, gpus="2xA100-80GB", engine_version="sglang==0.5.0")
+
+
+def test_a_model_that_is_called_by_a_variable_without_its_sign_is_told_which(tmp_path: Path) -> None:
+    text = f"model_path=Qwen/Qwen3-0.6B\n{SCRIPT}".replace(
+        f"{M}.path=Qwen/Qwen3-0.6B", f"{M}.path=model_path"
+    )
+    (tmp_path / "run.sh").write_text(text)
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB")
+    assert "$model_path: --model Qwen/Qwen3-0.6B is its value" in found.no_model
