@@ -26,6 +26,7 @@ with late_functions(__name__):
 
 
 DRAFT = "speculative.model"
+NO_TEXTS: Mapping[str, str] = {}
 PLAIN_NAME = late_pattern(r"[A-Za-z_]\w{0,80}")
 CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$")
 EMPTY = "True"
@@ -280,7 +281,8 @@ def names_no_model(read: FileReading) -> bool:
     return plain and all(row.says != "@model" for row in form.keys) and "@model" not in read.request
 
 
-def unnamed_words(reads: Mapping[str, FileReading], texts: Mapping[str, str]) -> str:
+def unnamed_words(reads: Mapping[str, FileReading], texts: Mapping[str, str] = NO_TEXTS) -> str:
+    """Why no model is known of files, and what names one. ``texts``: of theirs, by name."""
     served = served_model(reads)
     if not served:
         return "no model is named: --model"

@@ -50,6 +50,7 @@ from memsheet.jobs.templates.verl_critic import (
     packed_tokens,
     values_plan,
 )
+from memsheet.jobs.templates.verl_teachers import learnt_from_top, open_teacher_words, with_teachers
 from memsheet.units import MIB
 
 MEGATRON_LOGITS = (2, 6, 12)
@@ -87,9 +88,9 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     placed = _separate_placement(values, roles)
     if placed is None:
         return None
-    return {
-        "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _with_exchanges(_verl_phases(values, sizes), values, actor, sizes), "notes": _verl_notes(values), **placed,
-    }  # fmt: skip
+    phases = _with_exchanges(_verl_phases(values, sizes), values, actor, sizes)
+    found = {"schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": phases, "notes": _verl_notes(values), **placed}  # fmt: skip
+    return with_teachers(values, found, sizes.vocab)
 
 
 def _separate_placement(values: Values, roles: dict[str, Any]) -> dict[str, Any] | None:
@@ -405,7 +406,7 @@ def _learnt_logits(values: Values) -> dict[str, Any]:
     if _has_fused_kernels(values) or not is_sharded(values):
         return {}
     why = "of all tokens, with their gradient (workers/actor/dp_actor.py:240, utils/torch_functional.py:104)"
-    return {"logits": {"bytes": list(learnt_logit_bytes(values)), "why": why}}
+    return {"logits": {"bytes": list(learnt_from_top(values) or learnt_logit_bytes(values)), "why": why}}
 
 
 def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
@@ -439,7 +440,7 @@ UNREAD = re.compile(
     r"|critic\.model\.lora"
     r"|critic\.(?:model\.fsdp_config|fsdp)\.(?:fsdp_size|reshard_after_forward)$"
     r"|critic\.fsdp\.offload_policy$"
-    r"|distillation\."
+    r"|distillation\.teacher_models\.\w+\.inference\.(?:quantization$|expert_parallel_size$|engine_kwargs\.)"
 )
 """Keys that may move memory and that no phase is made of; the server's own stand before verl's
 (workers/rollout/vllm_rollout/vllm_async_server.py:207, 285).
@@ -472,7 +473,7 @@ def open_words(values: Values) -> tuple[str, ...]:
         values, "reward.reward_model.enable", usual=False
     ):
         found.append("the reward model shares the cards and is not counted")
-    found += _unsaid_batches(values)
+    found += [*_unsaid_batches(values), *open_teacher_words(values)]
     if held_value(values, f"{ROLLOUT}.name", None) is None:
         found.append("which server runs is not said: counted as vLLM")
     experts = whole_number(values, f"{ROLLOUT}.expert_parallel_size", 1) or 1

@@ -524,3 +524,49 @@ def test_a_model_that_is_called_by_a_variable_without_its_sign_is_told_which(tmp
     (tmp_path / "run.sh").write_text(text)
     found = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB")
     assert "$model_path: --model Qwen/Qwen3-0.6B is its value" in found.no_model
+
+
+D = "distillation"
+DISTILS = (
+    f"{D}.enabled=True {D}.n_gpus_per_node=2 {D}.nnodes=1 {D}.teacher_models.teacher_model.model_path=Qwen/Qwen3-1.7B "
+    f"{D}.teacher_models.teacher_model.inference.tensor_model_parallel_size=1 "
+    f"{D}.distillation_loss.loss_mode="
+)
+
+
+def test_a_teacher_serves_on_cards_behind_the_student_s(tmp_path: Path) -> None:
+    """Its share is of its own cards, the student's are as without it, and what scores a row is beside the
+    share.
+    """
+    alone, taught = checked(tmp_path), checked(tmp_path, f"{DISTILS}k3")
+    assert not taught.doubt
+    document = job_of(taught)
+    assert document["placement"] == {
+        "actor": [0, 2],
+        "reference": [0, 2],
+        "rollout": [0, 2],
+        "teacher": [2, 2],
+    }
+    assert alone.answer is not None
+    assert taught.answer is not None
+    first = next(sheet for sheet in taught.answer.sheets if sheet.rank == 0)
+    assert first.device == alone.answer.sheets[0].device
+    theirs = next(sheet for sheet in taught.answer.sheets if sheet.rank == 2)
+    assert {item.path.partition("/")[0] for item in theirs.items} == {"teacher"}
+    assert not [item for item in theirs.items if item.path == "teacher/bucket"]
+    assert [item for item in theirs.items if item.path == "teacher/prompt_logprobs"]
+
+
+def test_a_loss_of_likeliest_tokens_holds_log_probabilities_of_all(tmp_path: Path) -> None:
+    last = {
+        mode: job_of(checked(tmp_path, f"{DISTILS}{mode}"))["phases"][-1]["logits"]["bytes"]
+        for mode in ("k3", "forward_kl_topk")
+    }
+    assert last["k3"] == [4, 4, 4]
+    assert last["forward_kl_topk"] == [10, 14, 18]
+
+
+def test_a_teacher_without_a_model_leaves_the_job_open(tmp_path: Path) -> None:
+    found = checked(tmp_path, f"{D}.enabled=True {D}.nnodes=1")
+    assert "which teacher runs on how many cards is not said" in found.doubt
+    assert not checked(tmp_path, f"{D}.enabled=False {D}.nnodes=1").doubt
