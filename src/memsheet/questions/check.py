@@ -26,6 +26,7 @@ from memsheet.questions.cards_of_job import (
     has_bf16_units,
     join_on_cards,
     too_few_cards,
+    words_of_more_cards,
     words_of_node,
     words_of_processes,
 )
@@ -232,7 +233,9 @@ def _check_job(
     )
     return replace(
         checked,
-        cards_words=of_node or _words_beside(question, job, files_read.reads),
+        cards_words=of_node
+        or words_of_more_cards(question["gpus"], checked.answer)
+        or _words_beside(question, job, files_read.reads),
         why_not=(*unreadable, *checked.why_not),
         no_model="" if name or unreadable else unnamed_words(files_read.reads, files_read.texts),
         keys_alone=not cards and all(map(names_no_model, files_read.reads.values())),

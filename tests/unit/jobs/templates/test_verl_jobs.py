@@ -557,6 +557,12 @@ def test_a_teacher_serves_on_cards_behind_the_student_s(tmp_path: Path) -> None:
     assert [item for item in theirs.items if item.path == "teacher/prompt_logprobs"]
 
 
+def test_a_job_of_more_cards_than_are_named_says_so(tmp_path: Path) -> None:
+    """A sheet on twelve cards is no answer about eight without a word."""
+    assert "take 4 cards, and --gpus names 2" in checked(tmp_path, f"{DISTILS}k3").cards_words
+    assert not checked(tmp_path).cards_words
+
+
 def test_a_loss_of_likeliest_tokens_holds_log_probabilities_of_all(tmp_path: Path) -> None:
     last = {
         mode: job_of(checked(tmp_path, f"{DISTILS}{mode}"))["phases"][-1]["logits"]["bytes"]
