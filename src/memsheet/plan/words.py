@@ -218,12 +218,17 @@ def _named_engine(
     )
 
 
+def named_release(text: str) -> tuple[str, str]:
+    """The program and the release of a text as package managers write them; empty where it is none."""
+    found = _NAMED_RELEASE.fullmatch(text)
+    return (found["program"].lower(), found["release"]) if found and found["program"] else ("", "")
+
+
 def _program_of_version(given: Mapping[str, Any]) -> str | None:
     """The engine or library whose release ``engine_version`` is, by its own word; None where it names none
     that is known.
     """
-    found = _NAMED_RELEASE.fullmatch(str(given.get("engine_version", "")))
-    name = found["program"].lower() if found and found["program"] else ""
+    name = named_release(str(given.get("engine_version", "")))[0]
     return name if name in KNOWN_NAMES or aliases.library_named(name) else None
 
 

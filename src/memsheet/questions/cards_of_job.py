@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from memsheet.budget import Answer
 from memsheet.catalog import find_device, find_gpus, named_cards
 from memsheet.errors import InputError
 from memsheet.exchange.joined_files import join_files
@@ -95,6 +96,15 @@ def words_of_processes(gpus: Any, reads: Mapping[str, FileReading]) -> str:
             does = f"sees {started} GPUs" if read.form.name == SEEN_CARDS else f"starts {started} processes"
             return f"the sheet is on {gpus}, as --gpus says: {name} {does}"
     return ""
+
+
+def words_of_more_cards(gpus: Any, answer: Answer | None) -> str:
+    """That the models of a job take more cards than are named, in words; empty where they do not."""
+    named = named_cards(str(gpus))[0] if gpus else None
+    count = answer.cluster.count if answer is not None and answer.job and answer.cluster else 0
+    if not named or count <= named:
+        return ""
+    return f"the models of the job take {count} cards, and --gpus names {named}: the sheet is on {count}"
 
 
 SEVERAL_MACHINES = late_pattern(

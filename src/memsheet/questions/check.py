@@ -26,6 +26,7 @@ from memsheet.questions.cards_of_job import (
     has_bf16_units,
     join_on_cards,
     too_few_cards,
+    words_of_more_cards,
     words_of_node,
     words_of_processes,
 )
@@ -55,6 +56,7 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.pooled_models import without_output
 from memsheet.questions.question_parts import plan_document_of
+from memsheet.questions.server_releases import VERSION, without_server_releases
 from memsheet.questions.stated_bits import with_stated_bits
 from memsheet.questions.stretched_positions import with_stretched_positions
 from memsheet.questions.text_only_models import without_unused_towers
@@ -190,6 +192,9 @@ def _check_job(
         if value is not None and key not in ("schema", "model", "gpus")
     }
     said = engine_keys(files_read.reads, planned)
+    servers: Mapping[str, str] = NOTHING
+    if words.get(VERSION):
+        words, servers = without_server_releases(words, said.get("engine"))
     flags = {**flags, **read_flags(words, question["gpus"], said)}
     at_once = sequences_demanded(words, said)
     reads = {name: as_its_release(read, flags, planned) for name, read in files_read.reads.items()}
@@ -223,11 +228,15 @@ def _check_job(
     of_node = words_of_node(question["gpus"], job, files_read.texts)
     if not of_node and not question.get("ranks_open"):
         job = replace(job, too_few_cards=too_few_cards(question["gpus"], job))
-    checked = judge_job(files_read, job, flags, verdict_alone=question.get("verdict_alone", False))
+    checked = judge_job(
+        files_read, job, flags, verdict_alone=question.get("verdict_alone", False), servers=servers
+    )
     return replace(
         checked,
-        cards_words=of_node or _words_beside(question, job, files_read.reads),
+        cards_words=of_node
+        or words_of_more_cards(question["gpus"], checked.answer)
+        or _words_beside(question, job, files_read.reads),
         why_not=(*unreadable, *checked.why_not),
-        no_model="" if name or unreadable else unnamed_words(files_read.reads),
+        no_model="" if name or unreadable else unnamed_words(files_read.reads, files_read.texts),
         keys_alone=not cards and all(map(names_no_model, files_read.reads.values())),
     )

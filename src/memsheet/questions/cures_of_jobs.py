@@ -40,6 +40,7 @@ from memsheet.questions.solve_job import largest_share, least_share_above
 from memsheet.report.shared.jobs.phases import fullest_instant, highest_instant
 
 MOST_TOGETHER = 4
+OF_BATCHES = (BATCH, ROWS, TOKENS)
 TOGETHER = "together"
 WORTH_TELLING = 20
 """A change is told where it frees at least one in so many bytes of a card."""
@@ -91,11 +92,37 @@ def _all_together(
         best = max(left, key=lambda one: (_fits(one), one.saves_bytes))
         taken, now = [*taken, best], best.answer
         if _fits(best):
+            taken = _with_largest_batches(answer, where, row_ranks, taken)
+            now = taken[-1].answer
             said = [write(one.words) for one in taken]
             words = (" " if all(one.startswith("--") for one in said) else ", ").join(said)
             frees = sum(one.saves_bytes for one in taken)
             yield Helps(kind=TOGETHER, says="all of them at once", words=words, answer=now, saves_bytes=frees)
             return
+
+
+def _with_largest_batches(
+    answer: Answer, where: Mapping[str, Any], row_ranks: int, taken: list[Helps]
+) -> list[Helps]:
+    """The same changes with those of batches last, where the largest are found that fit beside the others; as
+    they were ``taken`` where that is none.
+    """
+    order = sorted(taken, key=lambda one: one.kind in OF_BATCHES)
+    if [one.says for one in order] == [one.says for one in taken]:
+        return taken
+    now, again = answer, list[Helps]()
+    for one in order:
+        same = (found for found in _accounted_cures(now, where, row_ranks) if _is_like(found, one))
+        best = max(same, key=lambda found: (_fits(found), found.saves_bytes), default=None)
+        if best is None:
+            return taken
+        again, now = [*again, best], best.answer
+    return again if _fits(again[-1]) else taken
+
+
+def _is_like(one: Helps, other: Helps) -> bool:
+    """Whether a change is of the same kind, and of the same phase where it is of one phase's batch alone."""
+    return one.kind == other.kind and (one.kind not in (ROWS, TOKENS) or one.says == other.says)
 
 
 def _fits(one: Helps) -> bool:

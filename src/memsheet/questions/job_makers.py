@@ -9,7 +9,7 @@ from memsheet.budget import Answer, worst_sheet
 from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD, is_guessed_method
 from memsheet.exchange.formats.verl.losses import ROLES
-from memsheet.exchange.formats.verl.strategies import foreign_engine, sequence_ranks
+from memsheet.exchange.formats.verl.strategies import RELEASE, foreign_engine, sequence_ranks
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.exchange.shared.script_places import COLOCATED, OF_TRAINER, SCRIPT
@@ -53,6 +53,8 @@ from memsheet.jobs.templates.verl import (
     unsaid_longest,
     verl_document,
     with_machines_of,
+    with_stated_rows,
+    words_of_unknown_sizes,
 )
 from memsheet.plan.document import model_reference, plan_document
 from memsheet.plan.model import Attention
@@ -66,19 +68,21 @@ ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
 """A server on the same cards, and the loss of supervised fine-tuning."""
 
 
-def _roles_of_launch(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> JobDraft | None:
+def _roles_of_launch(read: FileReading, answer: Answer, ask: Mapping[str, Any]) -> JobDraft | None:
     values = with_machines_of(read.values, answer.cluster.per_node, answer.cluster.nodes) if answer.cluster else read.values  # fmt: skip
-    found = verl_document(
-        values, plan_document(answer.plan), model_reference(answer.model), _sizes_of(answer)
-    )
+    values, plan = {**values, RELEASE: read.release}, plan_document(answer.plan)
+    if isinstance(length := ask.get("told_length"), int):
+        values, plan = with_stated_rows(values, plan, length)
+    found = verl_document(values, plan, model_reference(answer.model), _sizes_of(answer))
     if found is None:
         return None
     own, foreign = unsaid_longest(values), foreign_engine(values)
     over = (f"{foreign} says for itself what is divided and what leaves the cards",) if foreign else ()
     away = tuple(name for name, role in found["roles"].items() if role["plan"]["task"] == "train")
     return JobDraft(
-        found, open_words(values), has_shorter_rows(values), over, elsewhere=away if foreign else (),
+        found, (*open_words(values), *words_of_unknown_sizes(at for at, _ in read.unknown)), has_shorter_rows(values), over, elsewhere=away if foreign else (),
         unsaid_longest=own, accounted=exchanged_keys(values, _sizes_of(answer)), row_ranks=sequence_ranks(values) or 1,
+        length_flag="--seq-len",
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from memsheet.questions.length_doubts import of_rows
 from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
+from memsheet.questions.server_releases import with_server_releases
 from memsheet.report.shared.jobs.phases import fullest_instant
 from memsheet.sheet import Component, Item
 
@@ -66,6 +67,8 @@ class JobOfFiles(NamedTuple):
     """Which of the files says the job's settings."""
     row_ranks: int = 1
     """Ranks that share a row."""
+    length_flag: str = ""
+    """What says how long rows are in every pass."""
 
     @property
     def least_bytes(self) -> int:
@@ -209,7 +212,8 @@ def job_of_files(
     reads: Mapping[str, FileReading], answer: Answer | None, ask: Mapping[str, Any]
 ) -> JobOfFiles | None:
     """The job that one of the files is of; None where none is, or where a role of it is not accounted.
-    ``answer``: of what trains, ``ask``: the machines.
+    ``answer``: of what trains, ``ask``: the machines, how long rows are and its servers' releases, where
+    they are told.
     """
     found = next(((name, read) for name, read in reads.items() if _key_of_job(read)), None)
     if found is None or answer is None or answer.cluster is None or answer.verdict is None:
@@ -219,7 +223,8 @@ def job_of_files(
     made = make(read, answer, ask)
     if made is None:
         return None
-    document, taken = _with_known_models(made.document, model_reference(answer.model))
+    released = with_server_releases(made.document, ask.get("servers") or {})
+    document, taken = _with_known_models(released, model_reference(answer.model))
     where = _where_placed(document, ask, answer.cluster)
     known_models = {model_reference(answer.model): answer.model}
     found_answer = _answer_or_plainer(document, where, known_models)
@@ -246,6 +251,7 @@ def job_of_files(
         known_models,
         name,
         made.row_ranks,
+        made.length_flag,
     )
 
 

@@ -49,6 +49,7 @@ from memsheet.questions.named_models import (
     model_of,
 )
 from memsheet.questions.preference_jobs import preference_doubt
+from memsheet.questions.server_releases import refuse_server_releases
 from memsheet.report.shared.checked import Checked
 from memsheet.units import format_bytes
 
@@ -58,6 +59,7 @@ with late_functions(__name__):
     from memsheet.questions.cures_in_files import cure_in_files
     from memsheet.questions.sure_changes import changed_values, with_judged_changes
 
+NOTHING: Mapping[str, str] = {}
 MACHINES = ("nodes", "per_node", "host_memory", "cluster")
 OF_PHASES = ("whole-logits",)
 """Rules about what phases of a job say themselves, with their framework's own cures: a loss that makes no
@@ -70,9 +72,16 @@ UNDER_A_SERVER = ("fragmentation",)
 
 
 def judge_job(
-    files: JobFiles, job: AccountedJob, flags: Mapping[str, Any], *, verdict_alone: bool
+    files: JobFiles,
+    job: AccountedJob,
+    flags: Mapping[str, Any],
+    *,
+    verdict_alone: bool,
+    servers: Mapping[str, str] = NOTHING,
 ) -> Checked:
-    """The sheet with what the files say beyond it, and their mistakes."""
+    """The sheet with what the files say beyond it, and their mistakes. ``servers``: releases that are told of
+    a job's servers, by their engines.
+    """
     answer, whole, reads = job.answer, job.whole, files.reads
     at_length = {**whole.request, **assumed_length(answer)}
     case = Case(
@@ -91,8 +100,10 @@ def judge_job(
     if any(read.unmodelled for read in reads.values()):  # where further models are told
         from memsheet.questions.job_of_files import job_of_files
 
-        if whole_job := job_of_files(reads, answer, job.ask):
+        told = {"told_length": flags.get("seq_len"), "servers": servers}
+        if whole_job := job_of_files(reads, answer, {**job.ask, **told}):
             return _judge_several(files, job, flags, case, mistakes, whole_job)
+    refuse_server_releases(servers, whole.request.get("engine"))
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     lasting = both_doubts(job.unaccounted, length_doubt(answer))
     doubt = both_doubts(doubt_of(reads, answer, moved, flags, case), lasting)
@@ -251,6 +262,8 @@ def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
     whole = found.row_ranks
     each = f", {fitting // rows * whole:,} of each row's {counted // rows * whole:,}" if rows > 1 else ""
     least = f"{format_bytes(found.least_bytes)} at the least"
+    if found.length_flag and fitting and rows > 1:
+        each += f" ({found.length_flag} says how long yours are)"
     told = f"it is expected to fit with {fitting:,}{each}" if fitting else f"fewer need less, {least}"
     of_phase = f" of {phase}" if phase else ""
     most = f"the {counted:,} tokens that it may have at the most"

@@ -4,6 +4,7 @@ opened.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ with late_functions(__name__):
 
 
 DRAFT = "speculative.model"
+NO_TEXTS: Mapping[str, str] = {}
+PLAIN_NAME = late_pattern(r"[A-Za-z_]\w{0,80}")
 CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$")
 EMPTY = "True"
 """A flag's value where a variable that holds nothing stands behind it."""
@@ -203,6 +206,19 @@ def model_of_files(reads: Mapping[str, FileReading]) -> tuple[str | ModelSpec | 
     return name, ()
 
 
+def _words_of_meant_variable(name: str, texts: Mapping[str, str]) -> str:
+    """What a script sets a variable to that its model is called by without the ``$``, in words; nothing where
+    it sets none.
+    """
+    if not PLAIN_NAME.fullmatch(name):
+        return ""
+    sets = re.compile(rf"^[ \t]*(?:export[ \t]+)?{name}=[\"']?([^\s\"';#$]+)", re.MULTILINE)
+    found = [held for text in texts.values() for held in sets.findall(text)]
+    return (
+        f"the script sets a variable of that name, ${name}: --model {found[-1]} is its value" if found else ""
+    )
+
+
 def bundled_draft(read: FileReading) -> FileReading:
     """The file with who drafts by the bundled name, where it is one of those."""
     from memsheet.catalog import find_model
@@ -265,17 +281,16 @@ def names_no_model(read: FileReading) -> bool:
     return plain and all(row.says != "@model" for row in form.keys) and "@model" not in read.request
 
 
-def unnamed_words(reads: Mapping[str, FileReading]) -> str:
+def unnamed_words(reads: Mapping[str, FileReading], texts: Mapping[str, str] = NO_TEXTS) -> str:
+    """Why no model is known of files, and what names one. ``texts``: of theirs, by name."""
     served = served_model(reads)
     if not served:
         return "no model is named: --model"
     if unset := unset_variables(served):
         words = [IN_WORDS.get(name, f"${name}, which nobody set") for name, _ in unset]
         return f"the model is named by {' and '.join(dict.fromkeys(words))}: --model names one"
-    return (
-        f"{served} is no bundled model: "
-        f"{stand_in(served, likely_name) or '--model names one, or its config.json'}"
-    )
+    meant = _words_of_meant_variable(served, texts) or stand_in(served, likely_name)
+    return f"{served} is no bundled model: {meant or '--model names one, or its config.json'}"
 
 
 def stored_dtype(read: FileReading, name: str | ModelSpec | None) -> FileReading:

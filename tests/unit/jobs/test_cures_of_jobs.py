@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet.jobs.shorter import with_so_many_rows
 from memsheet.questions.cures_of_jobs import what_helps
 from memsheet.questions.job import answer_job
 from memsheet.units import format_bytes
@@ -117,6 +118,27 @@ trainer.train()
 def checked_script(folder: Path, more: str = "", **flags: Any) -> Any:
     (folder / "grpo.py").write_text(GRPO.format(more=more))
     return memsheet.check(folder / "grpo.py", gpus="1xA100-80GB", **flags)
+
+
+def test_changes_that_fit_together_keep_the_most_rows_with_which_they_do() -> None:
+    """The smallest micro-batch was kept, which alone frees the most."""
+    where = {"gpus": "1xA100-40GB"}
+    answer = memsheet.job(
+        "trl-grpo",
+        model="Qwen/Qwen3-1.7B",
+        max_completion_length=2048,
+        per_device_train_batch_size=16,
+        **where,
+    )
+    cure = next(one for one in what_helps(answer, where) if one.kind == "together")
+    document = cure.answer.job
+    assert document is not None
+    rows = int(document["roles"]["actor"]["plan"]["microbatch"])
+    assert 1 < rows < 16
+    assert f"--per-device-train-batch-size {rows} " in cure.words
+    more = answer_job(with_so_many_rows(document, 2 * rows, rows), where)
+    assert more.verdict is not None
+    assert more.verdict.result is not memsheet.Result.FITS
 
 
 def test_a_cure_that_leaves_prompts_open_names_what_says_them(tmp_path: Path) -> None:

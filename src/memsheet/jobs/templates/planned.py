@@ -51,6 +51,8 @@ class JobDraft(NamedTuple):
     unsaid_longest: str = ""
     row_ranks: int = 1
     """Ranks that share a row, whose plans are of a rank's part of it."""
+    length_flag: str = ""
+    """What says how long rows are in every pass."""
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -10,12 +10,17 @@ Lines are of volcengine/verl b178a3cd5, under verl. The rollout engine has a pro
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memsheet.exchange.formats.verl.batches import removes_padding, row_length
+from memsheet.exchange.formats.verl.batches import (
+    packs_by_tokens,
+    read_batch,
+    removes_padding,
+    row_length,
+    with_rows_of,
+)
 from memsheet.exchange.formats.verl.losses import ULYSSES, has_critic, learnt_logit_bytes, read_logit_bytes
-from memsheet.exchange.formats.verl.sharded import DTYPES
 from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
     MODEL,
@@ -31,11 +36,23 @@ from memsheet.exchange.formats.verl.strategies import (
 )
 from memsheet.exchange.shared.file_format import Values
 from memsheet.jobs.templates.option import logits_key
-from memsheet.jobs.templates.planned import Sizes, card_count, extra_item, on_cards
+from memsheet.jobs.templates.planned import Sizes, card_count, extra_item, on_cards, ranks_of_data
+from memsheet.jobs.templates.verl_critic import (
+    CRITIC,
+    REF,
+    UNSAID_ROWS,
+    critic_batch,
+    critic_model,
+    critic_place,
+    critic_plan,
+    critic_ranks,
+    in_own_dtype,
+    packed_tokens,
+    values_plan,
+)
+from memsheet.jobs.templates.verl_teachers import learnt_from_top, open_teacher_words, with_teachers
 from memsheet.units import MIB
 
-REF, CRITIC = "actor_rollout_ref.ref", "critic"
-OF_CRITICS_FSDP = f"{CRITIC}.fsdp."
 MEGATRON_LOGITS = (2, 6, 12)
 """Of Megatron-Core, a rank's part: in sixteen bits at the least; with fp32 and its copy for entropy at the
 most (workers/actor/megatron_actor.py:649-657).
@@ -46,8 +63,6 @@ update_weights_bucket_megabytes).
 """
 SIXTEEN_BITS = 2
 """Bytes of an element of what attention reads, whose kernel takes no other."""
-UNSAID_ROWS = 1
-"""Of a pass whose rows nobody says, the least that it can take."""
 LONGEST = f"{ROLLOUT}.max_model_len"
 ROLLOUTS = ("vllm", "sglang")
 ROLLOUT_DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
@@ -65,17 +80,17 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
     if _has_reference(values) and not _trains_adapters(values):
         still = {key: held for key, held in actor.items() if key != "adapter"}
         own = str(held_value(values, f"{REF}.model.path", model))  # workers/fsdp_workers.py:828-836
-        still = _in_own_dtype(values, still)
+        still = in_own_dtype(values, still)
         roles["reference"] = {"model": own, "plan": still, "trained": False, "process": "trainer"}
     if has_critic(values):
-        roles["critic"] = {"model": _critic_model(values, model), "plan": _critic_plan(values, actor), "trained": True, "process": "trainer", "head": "values"}  # fmt: skip
+        roles["critic"] = {"model": critic_model(values, model), "plan": critic_plan(values, actor), "trained": True, "process": "trainer", "head": "values"}  # fmt: skip
     roles["rollout"] = {"model": model, "plan": _rollout_plan(values)}
     placed = _separate_placement(values, roles)
     if placed is None:
         return None
-    return {
-        "schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": _with_exchanges(_verl_phases(values, sizes), values, actor, sizes), "notes": _verl_notes(values), **placed,
-    }  # fmt: skip
+    phases = _with_exchanges(_verl_phases(values, sizes), values, actor, sizes)
+    found = {"schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": phases, "notes": _verl_notes(values), **placed}  # fmt: skip
+    return with_teachers(values, found, sizes.vocab)
 
 
 def _separate_placement(values: Values, roles: dict[str, Any]) -> dict[str, Any] | None:
@@ -142,7 +157,7 @@ def _is_unknown(values: Values) -> list[bool]:
         _server_name(values) not in ROLLOUTS, not isinstance(share, int | float) or not 0 < share <= 1, None in several,
         whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2) is None, rank_count(values) is None,
         not is_sharded(values) and len(set(parts)) > 1, not is_sharded(values) and has_critic(values) and len(set(of_critic)) > 1, row_length(values) is None,
-        _log_prob_plan(values, ROLLOUT) is None, has_critic(values) and _critic_batch(values) is None,
+        _log_prob_plan(values, ROLLOUT) is None, has_critic(values) and critic_batch(values) is None,
     ]  # fmt: skip
 
 
@@ -161,71 +176,6 @@ def _trains_adapters(values: Values) -> bool:
     return bool(
         whole_number(values, f"{MODEL}.lora_rank", None) or whole_number(values, f"{MODEL}.lora.rank", None)
     )
-
-
-def _in_own_dtype(values: Values, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A reference's plan with the dtype that it is loaded in where FSDP divides it
-    (workers/fsdp_workers.py:309-313).
-    """
-    said = held_value(values, f"{REF}.fsdp_config.model_dtype", None)
-    word, precision = DTYPES.get(str(said)), plan.get("precision")
-    if word is None or not is_sharded(values) or not isinstance(precision, Mapping):
-        return dict(plan)
-    return {**plan, "precision": {**precision, "parameters": word}}
-
-
-def _critic_model(values: Values, model: str) -> str:
-    return str(held_value(values, "critic.model.path", model))
-
-
-def _critic_plan(values: Values, actor: Mapping[str, Any]) -> dict[str, Any]:
-    """The critic as the actor is sharded, with batches of its own (trainer/config/critic/dp_critic.yaml)."""
-    recompute = is_on(values, "critic.model.enable_gradient_checkpointing", usual=True)
-    own = {key: held for key, held in actor.items() if key not in ("adapter", "vocab_multiple")}
-    batch = {**(_critic_batch(values) or {}), "global_batch": None}
-    if is_sharded(values):
-        return {**own, **batch, "recompute": {"mode": "full" if recompute else "none"}}
-    return on_cards(
-        {**own, **batch, "mesh": {**own.get("mesh", {}), **_critic_degrees(values)}}, card_count(own)
-    )
-
-
-def _critic_degrees(values: Values) -> dict[str, int]:
-    """Of a critic on Megatron-Core, one by one (trainer/config/critic/megatron_critic.yaml): its own, else
-    none.
-    """
-    names = {
-        "tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model", "etp": "expert_tensor",
-    }  # fmt: skip
-    return {
-        axis: whole_number(values, f"{CRITIC}.megatron.{name}_parallel_size", 1) or 1
-        for axis, name in names.items()
-    }
-
-
-def _critic_batch(values: Values) -> dict[str, int] | None:
-    length = row_length(values)
-    rows = whole_number(values, f"{CRITIC}.ppo_micro_batch_size_per_gpu", None)
-    if is_on(
-        values, f"{CRITIC}.use_dynamic_bsz", usual=is_on(values, f"{ACTOR}.use_dynamic_bsz", usual=False)
-    ):
-        tokens = whole_number(values, f"{CRITIC}.ppo_max_token_len_per_gpu", 32768)
-        return {"microbatch": 1, "seq_len": max(tokens, length)} if tokens and length else None
-    old, ranks = whole_number(values, f"{CRITIC}.ppo_micro_batch_size", None), data_ranks(values)
-    rows = rows or (max(1, old // ranks) if old and ranks else UNSAID_ROWS)
-    return {"microbatch": rows, "seq_len": length} if length else None
-
-
-def _values_plan(values: Values) -> dict[str, int]:
-    """The micro-batch of a pass that reads values (trainer/config/critic/critic.yaml: forward_… is as the
-    update's where nothing is said).
-    """
-    length, batch = row_length(values), _critic_batch(values) or {}
-    tokens = whole_number(values, f"{CRITIC}.forward_max_token_len_per_gpu", None)
-    rows = whole_number(values, f"{CRITIC}.forward_micro_batch_size_per_gpu", None)
-    if batch.get("microbatch") == 1 and tokens and length:
-        return {"microbatch": 1, "seq_len": max(tokens, length)}
-    return {**batch, "microbatch": rows} if rows and batch.get("seq_len") == length else batch
 
 
 def _rollout_plan(values: Values) -> dict[str, Any]:
@@ -276,16 +226,6 @@ def _actor_place(values: Values) -> str:
     return f"{ACTOR}.{'fsdp_config' if is_sharded(values) else 'megatron'}"
 
 
-def _critic_place(values: Values) -> str:
-    """Where the critic's engine is set: of FSDP beside its model in newer releases (1dda039
-    trainer/config/critic/dp_critic.yaml), inside of it before.
-    """
-    if not is_sharded(values):
-        return f"{CRITIC}.megatron"
-    newer = any(at.startswith(OF_CRITICS_FSDP) for at in values)
-    return OF_CRITICS_FSDP.removesuffix(".") if newer else "critic.model.fsdp_config"
-
-
 def _resting_roles(values: Values) -> dict[str, str]:
     """Where each role of the trainer is while another works. FSDP's reference is on the host always
     (workers/fsdp_workers.py:524-552).
@@ -295,18 +235,22 @@ def _resting_roles(values: Values) -> dict[str, str]:
         away = is_sharded(values) or is_on(values, f"{REF}.megatron.param_offload", usual=False)
         found["reference"] = "offloaded" if away else "whole"
     if has_critic(values):
-        found["critic"] = REST[_offloaded_parts(values, _critic_place(values))]
+        found["critic"] = REST[_offloaded_parts(values, critic_place(values))]
     return found
 
 
 def _with_exchanges(
     phases: list[dict[str, Any]], values: Values, actor: Mapping[str, Any], sizes: Sizes
 ) -> list[dict[str, Any]]:
-    """The phases with what ranks that share rows exchange where the actor or its reference works."""
+    """The phases with what ranks that share rows exchange where the actor, its reference or the critic works,
+    of which the actor's heads are counted.
+    """
+    shared = {**dict.fromkeys(OF_ACTOR, sequence_ranks(values) or 1), CRITIC: critic_ranks(values)}
     for phase in phases:
-        plan = {**actor, **phase.get("plan", {})}
+        own = critic_batch(values) or {} if phase.get("active") == CRITIC else {}
+        plan = {**actor, **own, **phase.get("plan", {})}
         steps = ("forward",) if phase.get("work") == "forward" else ("forward", "backward")
-        more = _exchanged_heads(values, plan, sizes, steps) if phase.get("active") in OF_ACTOR else []
+        more = _exchanged_heads(shared.get(phase.get("active", ""), 1), plan, sizes, steps)
         if more:
             phase["items"] = [*phase.get("items", ()), *more]
     return phases
@@ -317,7 +261,8 @@ OF_ACTOR = ("actor", "reference")
 
 def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     """The phases of a step, by the names that verl's own timers have (trainer/ppo/ray_trainer.py, fit)."""
-    rests = _resting_roles(values)
+    validates = _only_validates(values)
+    rests = _rests_before_step(values) if validates else _resting_roles(values)
     sleeps = is_on(values, f"{ROLLOUT}.free_cache_engine", usual=True) and is_together(values)
     asleep = ("asleep-1" if _trains_adapters(values) else "asleep-2") if sleeps else "whole"
     training = {**rests, "rollout": asleep}
@@ -326,6 +271,8 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
         {"name": "update_weights", "residents": awake, "items": _handed_over(values, sizes)},
         {"name": "gen", "active": "rollout", "residents": {**rests, "rollout": "whole"}},
     ]
+    if validates:
+        return found
     optimizer_away = _offloaded_parts(values, _actor_place(values))[1]
     reading = {**training, "actor": READING[optimizer_away]}
     plan = _log_prob_plan(values, ROLLOUT) or {}
@@ -342,19 +289,37 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
             **_read_logits(values, own, entropy=False),
         })  # fmt: skip
     if has_critic(values):
-        states_away = _offloaded_parts(values, _critic_place(values))[1]
+        states_away = _offloaded_parts(values, critic_place(values))[1]
         found += [
             {
                 "name": "values",
                 "active": "critic",
                 "work": "forward",
-                "plan": _values_plan(values),
+                "plan": values_plan(values),
                 "residents": {**training, "critic": READING[states_away]},
             },
             {"name": "update_critic", "active": "critic", "residents": {**training, "critic": "whole"}},
         ]
     last = {"name": "update_actor", "active": "actor", "residents": {**training, "actor": "whole"}}
     return [*found, {**last, **_learnt_logits(values)}]
+
+
+VALIDATED = {"whole": "parameters", "states": "offloaded"}
+"""Of a role of FSDP that never steps: no gradients and no optimizer's states."""
+
+
+def _only_validates(values: Values) -> bool:
+    """Whether the program ends with the validation before its first step (trainer/ppo/ray_trainer.py:1330-1336:
+    weights are sent, answers are made, and nothing is learnt from).
+    """
+    first = is_on(values, "trainer.val_before_train", usual=True)
+    return first and is_on(values, "trainer.val_only", usual=False)
+
+
+def _rests_before_step(values: Values) -> dict[str, str]:
+    """Where each role of the trainer is in a validation that no step came before."""
+    rests = _resting_roles(values)
+    return {name: VALIDATED.get(how, how) for name, how in rests.items()} if is_sharded(values) else rests
 
 
 EXCHANGES = 4
@@ -364,14 +329,13 @@ are sent, those that come, and their sum (utils/ulysses.py, all_to_all_tensor).
 
 
 def _exchanged_heads(
-    values: Values, plan: Mapping[str, Any], sizes: Sizes, instants: tuple[str, ...]
+    ranks: int, plan: Mapping[str, Any], sizes: Sizes, instants: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """What ranks of Ulysses have in a layer beside their part of each row: copies by heads of the queries,
     keys and values that the layer still holds by positions, and what they are exchanged through
     (models/transformers/monkey_patch.py, _ulysses_flash_attention_forward). The layer's widest moment is
     mostly another, its feed-forward's; then none of it.
     """
-    ranks = sequence_ranks(values) or 1
     if ranks < 2 or not sizes.queries:
         return []
     repeats = max(1, ranks // sizes.key_heads)
@@ -397,7 +361,7 @@ def _log_prob_plan(values: Values, place: str) -> dict[str, int] | None:
     if is_on(values, f"{place}.log_prob_use_dynamic_bsz", usual=by_tokens):
         usual = whole_number(values, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
         tokens = whole_number(values, f"{place}.log_prob_max_token_len_per_gpu", usual)
-        return {"microbatch": 1, "seq_len": -(-max(length, tokens * shared) // shared)} if tokens else None
+        return packed_tokens(tokens, length, shared) if tokens else None
     rows = whole_number(values, f"{place}.log_prob_micro_batch_size_per_gpu", None)
     old, ranks = whole_number(values, f"{place}.log_prob_micro_batch_size", None), data_ranks(values)
     rows = rows or (max(1, old // ranks) if old and ranks else UNSAID_ROWS)
@@ -442,7 +406,7 @@ def _learnt_logits(values: Values) -> dict[str, Any]:
     if _has_fused_kernels(values) or not is_sharded(values):
         return {}
     why = "of all tokens, with their gradient (workers/actor/dp_actor.py:240, utils/torch_functional.py:104)"
-    return {"logits": {"bytes": list(learnt_logit_bytes(values)), "why": why}}
+    return {"logits": {"bytes": list(learnt_from_top(values) or learnt_logit_bytes(values)), "why": why}}
 
 
 def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
@@ -473,10 +437,10 @@ UNREAD = re.compile(
     r"actor_rollout_ref\.rollout\.(?:quantization$|engine_kwargs\.(?:vllm|sglang)\."
     r"(?!disable_mm_preprocessor_cache|enable_prefix_caching|attention_backend|log_|seed|disable_log))"
     r"|actor_rollout_ref\.ref\.fsdp_config\.(?:reshard_after_forward|fsdp_size)$"
-    r"|critic\.(?:model\.lora|ulysses_sequence_parallel_size$)"
-    r"|critic\.(?:model\.fsdp_config|fsdp)\.(?:fsdp_size|reshard_after_forward|ulysses_\w+|model_dtype)$"
+    r"|critic\.model\.lora"
+    r"|critic\.(?:model\.fsdp_config|fsdp)\.(?:fsdp_size|reshard_after_forward)$"
     r"|critic\.fsdp\.offload_policy$"
-    r"|distillation\."
+    r"|distillation\.teacher_models\.\w+\.inference\.(?:quantization$|expert_parallel_size$|engine_kwargs\.)"
 )
 """Keys that may move memory and that no phase is made of; the server's own stand before verl's
 (workers/rollout/vllm_rollout/vllm_async_server.py:207, 285).
@@ -484,8 +448,7 @@ UNREAD = re.compile(
 
 
 AS_USUAL: Mapping[str, tuple[Any, ...]] = {
-    "fsdp_size": (-1,), "reshard_after_forward": (True,), "ulysses_sequence_parallel_size": (1,), "model_dtype": ("fp32", "float32"),
-    "offload_policy": (False,),
+    "fsdp_size": (-1,), "reshard_after_forward": (True,), "offload_policy": (False,),
 }  # fmt: skip
 """Values of such keys that are those of verl's own defaults (trainer/config/engine/fsdp.yaml)."""
 
@@ -510,7 +473,7 @@ def open_words(values: Values) -> tuple[str, ...]:
         values, "reward.reward_model.enable", usual=False
     ):
         found.append("the reward model shares the cards and is not counted")
-    found += _unsaid_batches(values)
+    found += [*_unsaid_batches(values), *open_teacher_words(values)]
     if held_value(values, f"{ROLLOUT}.name", None) is None:
         found.append("which server runs is not said: counted as vLLM")
     experts = whole_number(values, f"{ROLLOUT}.expert_parallel_size", 1) or 1
@@ -526,6 +489,39 @@ def with_machines_of(values: Values, each: int, nodes: int) -> Values:
     if rank_count(values) is not None:
         return values
     return {**values, "trainer.nnodes": nodes, "trainer.n_gpus_per_node": each}
+
+
+def with_stated_rows(values: Values, plan: Mapping[str, Any], length: int) -> tuple[Values, dict[str, Any]]:
+    """The values and the actor's plan with rows as long as a flag says, in every pass: as many of them as are
+    packed, and of each a rank's part. The server takes what the file has it take.
+    """
+    longest = whole_number(values, LONGEST, None) or row_length(values)
+    shorter = {**with_rows_of(values, length), **({LONGEST: longest} if longest else {})}
+    batch = read_batch(shorter)
+    tokens = batch.get("seq_len")
+    held = {**plan, "seq_len": tokens} if tokens else dict(plan)
+    if tokens and packs_by_tokens(values):
+        rounds = batch.get("@accumulation")
+        step = batch["microbatch"] * ranks_of_data(plan) * rounds if rounds else None
+        held |= {"microbatch": batch["microbatch"], "global_batch": step}
+    return shorter, held
+
+
+OF_SIZES = re.compile(r"(?:^|[._])(?:lengths?|len|tokens?|micro_batch\w*|turns|offload|dtype)(?:$|_)")
+"""Words of keys that say how much is on a card at once."""
+
+
+def words_of_unknown_sizes(keys: Iterable[str]) -> tuple[str, ...]:
+    """What stays open of keys that a launch gives and verl does not have, which a copy of it that somebody
+    changed may read: of those that say a size, in words.
+    """
+    found = [at for at in keys if OF_SIZES.search(at)]
+    if not found:
+        return ()
+    are = "is no key" if len(found) == 1 else "are no keys"
+    return (
+        f"{', '.join(found)} {are} of verl's own: what a changed copy of it does with them is not counted",
+    )
 
 
 def unsaid_longest(values: Values) -> str:

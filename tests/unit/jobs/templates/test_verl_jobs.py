@@ -416,3 +416,163 @@ def test_entropy_has_copies_of_the_logits_where_nothing_compiles_it(
     phases = {one["name"]: one for one in job_of(checked(tmp_path, f"{A}.entropy_coeff=0.01 {more}"))["phases"]}  # fmt: skip
     assert phases["update_actor"]["logits"]["bytes"][2] == learnt
     assert phases["old_log_prob"]["logits"]["bytes"][2] == read
+
+
+@pytest.mark.parametrize(
+    ("release", "temperature", "bytes_read"),
+    [
+        ("0.8.0", "1.0", [2, 2, 2]), ("0.8.0", "0.7", [2, 2, 2]), ("0.9.0", "1.0", [4, 4, 4]), ("0.9.1", "1.0", [2, 2, 2]),
+        ("0.9.1", "0.7", [4, 4, 4]), ("", "1.0", [2, 2, 4]), ("", "0.7", [2, 4, 4]),
+    ],
+)  # fmt: skip
+def test_logits_that_are_read_stand_as_often_as_the_release_divides_them(
+    release: str, temperature: str, bytes_read: list[int], tmp_path: Path
+) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{SCRIPT} {R}.temperature={temperature}\n")
+    more = {"engine_version": f"verl=={release}"} if release else {}
+    found = memsheet.check(script, gpus="2xA100-80GB", **more)
+    phase = next(one for one in job_of(found)["phases"] if one["name"] == "old_log_prob")
+    assert phase["logits"]["bytes"] == bytes_read
+
+
+def test_a_launch_that_only_validates_learns_nothing(tmp_path: Path) -> None:
+    """It ends before the first step, with no optimizer's states and no pass of log-probabilities."""
+    trains, validates = checked(tmp_path), checked(tmp_path, "trainer.val_only=True")
+    assert [phase["name"] for phase in job_of(validates)["phases"]] == ["update_weights", "gen"]
+    assert held(trains, "gen/decode", "actor", "optimizer") > 0
+    assert held(validates, "gen/decode", "actor", "optimizer") == 0
+    later = checked(tmp_path, "trainer.val_only=True trainer.val_before_train=False")
+    assert job_of(later)["phases"] == job_of(trains)["phases"]
+
+
+GAE = "algorithm.adv_estimator=gae critic.ppo_micro_batch_size_per_gpu=4"
+
+
+def test_a_critic_s_ranks_share_rows_by_themselves(tmp_path: Path) -> None:
+    alone, shared = (
+        checked(tmp_path, f"{GAE} critic.ulysses_sequence_parallel_size={ranks}") for ranks in (1, 2)
+    )
+    plans = [job_of(one)["roles"]["critic"]["plan"] for one in (alone, shared)]
+    assert plans[0]["seq_len"] == 2 * plans[1]["seq_len"]
+    assert job_of(alone)["roles"]["actor"]["plan"] == job_of(shared)["roles"]["actor"]["plan"]
+    assert not shared.doubt
+    assert shared.answer is not None
+    paths = {item.path for item in shared.answer.sheets[0].items}
+    assert "critic/exchanged_heads" in paths
+    assert "actor/exchanged_heads" not in paths
+
+
+def test_a_critic_is_loaded_in_its_own_dtype(tmp_path: Path) -> None:
+    """In fp32 where nobody says one, whatever the actor is loaded in."""
+    of_actor = f"{A}.fsdp_config.model_dtype=bf16"
+    usual, said = (
+        job_of(checked(tmp_path, f"{GAE} {of_actor} {more}"))["roles"]
+        for more in ("", "critic.model.fsdp_config.model_dtype=bf16")
+    )
+    assert usual["actor"]["plan"]["precision"]["parameters"] == "bf16"
+    assert usual["critic"]["plan"]["precision"]["parameters"] == "fp32"
+    assert said["critic"]["plan"]["precision"]["moments"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    "more", ["", f"{A}.use_dynamic_bsz=True {A}.ppo_max_token_len_per_gpu=8192", f"{A}.ulysses_sequence_parallel_size=2", GAE]
+)  # fmt: skip
+def test_rows_that_a_flag_says_are_those_of_every_pass(more: str, tmp_path: Path) -> None:
+    """As long as the file's they change nothing; shorter ones are read and learnt from alike, as many of them
+    as are packed.
+    """
+    plain = job_of(checked(tmp_path, more))
+    same, half = (
+        job_of(memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB", seq_len=length))
+        for length in (1024, 512)
+    )
+    assert same["roles"] == plain["roles"]
+    assert same["phases"] == plain["phases"]
+    packed = "dynamic" in more
+    for one, other in zip(plain["phases"], half["phases"], strict=True):
+        if "seq_len" in one.get("plan", {}):
+            whole, part = (int(each["plan"]["seq_len"]) for each in (one, other))
+            assert part == (whole if packed else whole // 2)
+    ours, theirs = (int(each["roles"]["actor"]["plan"]["seq_len"]) for each in (plain, half))
+    assert theirs == (ours // 2)  # of packed ones, too: a step has eight rows of a rank and no more
+    serving = [each["roles"]["rollout"]["plan"]["serving"] for each in (plain, half)]
+    assert serving[0] == serving[1]
+
+
+def test_sizes_that_no_release_has_leave_a_launch_open(tmp_path: Path) -> None:
+    """A copy that somebody changed may make its rows longer by them."""
+    assert not checked(tmp_path, "data.train_data_num=8").doubt
+    found = checked(tmp_path, "data.max_obs_length=500")
+    assert "data.max_obs_length is no key of verl's own" in found.doubt
+
+
+def test_releases_are_of_the_trainer_and_of_its_server(tmp_path: Path) -> None:
+    checked(tmp_path)
+    file = tmp_path / "run.sh"
+    both = memsheet.check(file, gpus="2xA100-80GB", engine_version="verl==0.8.0,vllm==0.11.0")
+    assert job_of(both)["roles"]["rollout"]["plan"]["engine_version"] == "0.11.0"
+    assert next(iter(both.reads.values())).release == "0.8.0"
+    with pytest.raises(memsheet.InputError, match="the job's servers are: vllm"):
+        memsheet.check(file, gpus="2xA100-80GB", engine_version="sglang==0.5.0")
+
+
+def test_a_model_that_is_called_by_a_variable_without_its_sign_is_told_which(tmp_path: Path) -> None:
+    text = f"model_path=Qwen/Qwen3-0.6B\n{SCRIPT}".replace(
+        f"{M}.path=Qwen/Qwen3-0.6B", f"{M}.path=model_path"
+    )
+    (tmp_path / "run.sh").write_text(text)
+    found = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB")
+    assert "$model_path: --model Qwen/Qwen3-0.6B is its value" in found.no_model
+
+
+D = "distillation"
+DISTILS = (
+    f"{D}.enabled=True {D}.n_gpus_per_node=2 {D}.nnodes=1 {D}.teacher_models.teacher_model.model_path=Qwen/Qwen3-1.7B "
+    f"{D}.teacher_models.teacher_model.inference.tensor_model_parallel_size=1 "
+    f"{D}.distillation_loss.loss_mode="
+)
+
+
+def test_a_teacher_serves_on_cards_behind_the_student_s(tmp_path: Path) -> None:
+    """Its share is of its own cards, the student's are as without it, and what scores a row is beside the
+    share.
+    """
+    alone, taught = checked(tmp_path), checked(tmp_path, f"{DISTILS}k3")
+    assert not taught.doubt
+    document = job_of(taught)
+    assert document["placement"] == {
+        "actor": [0, 2],
+        "reference": [0, 2],
+        "rollout": [0, 2],
+        "teacher": [2, 2],
+    }
+    assert alone.answer is not None
+    assert taught.answer is not None
+    first = next(sheet for sheet in taught.answer.sheets if sheet.rank == 0)
+    assert first.device == alone.answer.sheets[0].device
+    theirs = next(sheet for sheet in taught.answer.sheets if sheet.rank == 2)
+    assert {item.path.partition("/")[0] for item in theirs.items} == {"teacher"}
+    assert not [item for item in theirs.items if item.path == "teacher/bucket"]
+    assert [item for item in theirs.items if item.path == "teacher/prompt_logprobs"]
+
+
+def test_a_job_of_more_cards_than_are_named_says_so(tmp_path: Path) -> None:
+    """A sheet on twelve cards is no answer about eight without a word."""
+    assert "take 4 cards, and --gpus names 2" in checked(tmp_path, f"{DISTILS}k3").cards_words
+    assert not checked(tmp_path).cards_words
+
+
+def test_a_loss_of_likeliest_tokens_holds_log_probabilities_of_all(tmp_path: Path) -> None:
+    last = {
+        mode: job_of(checked(tmp_path, f"{DISTILS}{mode}"))["phases"][-1]["logits"]["bytes"]
+        for mode in ("k3", "forward_kl_topk")
+    }
+    assert last["k3"] == [4, 4, 4]
+    assert last["forward_kl_topk"] == [10, 14, 18]
+
+
+def test_a_teacher_without_a_model_leaves_the_job_open(tmp_path: Path) -> None:
+    found = checked(tmp_path, f"{D}.enabled=True {D}.nnodes=1")
+    assert "which teacher runs on how many cards is not said" in found.doubt
+    assert not checked(tmp_path, f"{D}.enabled=False {D}.nnodes=1").doubt

@@ -53,6 +53,14 @@ def row_length(values: Values) -> int | None:
     return parts[0] + parts[1] if parts[0] and parts[1] else None
 
 
+def with_rows_of(values: Values, length: int) -> Values:
+    """The values with rows of ``length`` tokens, a prompt and an answer together, whatever the file says."""
+    if not trains_actor(values):
+        return {**values, SFT_LENGTH: length}
+    prompt = min(whole_number(values, PROMPT, 512) or 1, max(1, length - 1))
+    return {**values, PROMPT: prompt, ANSWER: max(1, length - prompt)}
+
+
 def packs_by_tokens(values: Values) -> bool:
     """Whether a micro-batch is as many rows as its tokens allow (workers/actor/dp_actor.py:550;
     workers/engine/utils.py:74).

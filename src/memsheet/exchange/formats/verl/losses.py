@@ -14,6 +14,7 @@ from memsheet.exchange.formats.verl.strategies import (
     ACTOR,
     MODEL,
     OF_ENGINES,
+    ROLLOUT,
     SUPERVISED,
     VEOMNI,
     engine_place,
@@ -23,6 +24,7 @@ from memsheet.exchange.formats.verl.strategies import (
     model_place,
     parallel_degree,
     program_of,
+    release_of,
     sequence_ranks,
     strategy_of,
     trains_actor,
@@ -49,16 +51,26 @@ WHOLE, COMPILED, EAGER, OPEN = "whole", "compiled", "eager", "open"
 """How entropy is made of logits: not at all, by a compiled function, by operations one by one, or nobody
 knows which.
 """
-READ: Mapping[str, Range] = {WHOLE: (2, 4, 4), COMPILED: (2, 4, 4), EAGER: (14, 16, 18), OPEN: (2, 4, 18)}
+OF_ENTROPY: Mapping[str, Range] = {
+    WHOLE: (0, 0, 0),
+    COMPILED: (0, 0, 0),
+    EAGER: (12, 12, 14),
+    OPEN: (0, 0, 14),
+}
 LEARNT: Mapping[str, Range] = {WHOLE: (4, 4, 4), COMPILED: (6, 6, 6), EAGER: (26, 28, 32), OPEN: (6, 16, 32)}
-"""Bytes of a logit where it is only read, and where it is learnt from, counted of the same operations. The
-logits are divided by the temperature in place (workers/actor/dp_actor.py:254), in newer releases into a
-second tensor, beside which the first is there as long as they are read (1dda039 workers/engine/fsdp/
-transformer_impl.py:1357). Autocast's probabilities in fp32 and what log-sum-exp makes beside them are three
+"""Bytes that entropy adds to a logit where it is only read, and of a logit where it is learnt from, counted of
+the same operations. Autocast's probabilities in fp32 and what log-sum-exp makes beside them are three
 copies of four bytes (utils/torch_functional.py:226-228). Compiled, the forward makes none of them and the
 backward the gradient alone: pytorch/pytorch v2.13.0 torch/_inductor/ir.py, should_realize_on_reuse, inlines
-them into their reductions on a GPU. Where padding stays, what is read is sliced and copied once more.
+them into their reductions on a GPU.
 """
+COPIED, SPARED = (0, 9), (0, 9, 1)
+"""The releases since which logits are divided by the temperature into a second tensor, beside which the first
+is there as long as they are read, and are left alone where it is one (verl 0.9.0
+verl/workers/engine/fsdp/transformer_impl.py:1352, 0.9.1 :98-103); in place before (0.8.0 :1112; 0.3.0
+verl/workers/actor/dp_actor.py:117).
+"""
+TEMPERATURE = f"{ROLLOUT}.temperature"
 CHUNK, OF_CHUNK = 2048, 16
 """Rows of logits that entropy in chunks is made of at once, and bytes of one of them: in fp32, its
 probability, their product, and the exponential (utils/torch_functional.py:233-251).
@@ -159,11 +171,27 @@ def _is_chunked(values: Values) -> bool:
     return any(is_on(values, f"{place}.{name}", usual=False) for place in (ACTOR, engine_place(values)))
 
 
+def _divided_logit_bytes(values: Values) -> Range:
+    """Bytes of a logit that is divided by the temperature: once or twice in sixteen bits, by the release.
+    Where padding stays, what is read is sliced and copied once more.
+    """
+    release, spared = release_of(values), held_value(values, TEMPERATURE, 1) == 1
+    least, most = LOGIT, 2 * LOGIT
+    if release:
+        least = most = 2 * LOGIT if release >= COPIED and not (spared and release >= SPARED) else LOGIT
+    usual = least if spared else most
+    return least, usual, most if is_on(values, f"{MODEL}.use_remove_padding", usual=True) else 2 * LOGIT
+
+
 def read_logit_bytes(values: Values, tokens: int, *, entropy: bool) -> Range:
     """Bytes of a logit of FSDP's actor that is read, of a pass of so many ``tokens``."""
-    low, value, high = READ[_makes_entropy(values) if entropy else WHOLE]
+    divided = _divided_logit_bytes(values)
+    low, value, high = (
+        own + more
+        for own, more in zip(divided, OF_ENTROPY[_makes_entropy(values) if entropy else WHOLE], strict=True)
+    )
     if entropy and _is_chunked(values) and tokens:
-        high = min(high, READ[WHOLE][2] + -(-OF_CHUNK * min(CHUNK, tokens) // tokens))
+        high = min(high, divided[2] + -(-OF_CHUNK * min(CHUNK, tokens) // tokens))
     return low, value, high
 
 

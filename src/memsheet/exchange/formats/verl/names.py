@@ -16,7 +16,7 @@ from memsheet.exchange.formats.verl.strategies import ACTOR, GROUPS, MODEL
 OTHER_ROLES = frozenset({
     "actor_rollout_ref.rollout.*", "actor_rollout_ref.ref.*", "critic.*", "reward_model.*", "reward.*", "reward_manager.*", "rollout.*", "async_training.*",
     "custom_reward_function.*", "algorithm.*", "global_profiler.*", "profiler.*", "ray_kwargs.*", "ray_init.*", "transfer_queue.*", "hydra.*", "checkpoint.*",
-    "actor_rollout_ref.profiler.*", "env.*", "teacher.*",
+    "actor_rollout_ref.profiler.*", "env.*", "teacher.*", "distillation.*",
 })  # fmt: skip
 """Groups of the other models and of what runs beside training; the models are told by the sheet's doubt."""
 _DATA = (

@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.exchange.formats.verl.overrides import CONFIG, STOCK
 from memsheet.exchange.shared.file_format import Key, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.patterns import late_pattern
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 SUPERVISED, OF_ENGINES = "fsdp_sft_trainer", "sft_trainer"
@@ -28,6 +29,8 @@ OWN_GROUPS = ("dp", FSDP1, MEGATRON, VEOMNI, "torchtitan", "automodel")
 
 
 Back = Callable[[Any, Values], Mapping[str, Any]]
+RELEASE = "@release"
+"""Beside a file's own keys: which release of verl reads them, where a flag or a requirement says it."""
 
 
 def verl_row(at: str, back: Back, source: str, usual: Any = None) -> Key:
@@ -55,6 +58,12 @@ def whole_number(values: Values, at: str, usual: int | None) -> int | None:
 
 def is_on(values: Values, at: str, *, usual: bool) -> bool:
     return str(held_value(values, at, usual)).lower() == "true"
+
+
+def release_of(values: Values) -> tuple[int, ...]:
+    """The release by its numbers; empty where nobody says it, or says a revision."""
+    found = late_pattern(r"\d{1,4}(?:\.\d{1,6}){1,3}").search(str(values.get(RELEASE) or ""))
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def trains_actor(values: Values) -> bool:
