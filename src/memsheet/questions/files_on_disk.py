@@ -353,9 +353,7 @@ def _with_sourced_values(text: str, folder: Path, homes: Sequence[Path]) -> tupl
     told: list[str] = []
 
     def put_in(line: re.Match[str]) -> str:
-        said = PurePosixPath(line["quoted"] or line["file"] or line["read"])
-        parts = said.parts[1:] if "$" in said.parts[0] else said.parts
-        path = folder.joinpath(*parts) if parts else folder
+        said, path = sourced_path(line, folder)
         if (
             said.is_absolute()
             or not is_file(path)
@@ -365,12 +363,21 @@ def _with_sourced_values(text: str, folder: Path, homes: Sequence[Path]) -> tupl
             return line[0]
         held = read_bytes(path, MOST_SCRIPT).decode(errors="replace").splitlines()
         told.append(f"variables of {path.name}, which lies beside")
-        return "\n".join(_assigning_lines(held))
+        return "\n".join(assigning_lines(held))
 
     return SOURCED.sub(put_in, text), tuple(dict.fromkeys(told))
 
 
-def _assigning_lines(lines: list[str]) -> Iterator[str]:
+def sourced_path(line: re.Match[str], folder: Path) -> tuple[PurePosixPath, Path]:
+    """The file that a line takes in (``SOURCED``), as it is named and where it lies of a script in
+    ``folder``.
+    """
+    said = PurePosixPath(line["quoted"] or line["file"] or line["read"])
+    parts = said.parts[1:] if "$" in said.parts[0] else said.parts
+    return said, folder.joinpath(*parts) if parts else folder
+
+
+def assigning_lines(lines: list[str]) -> Iterator[str]:
     """Lines that give a variable its value, and those of a list from its name to where it is closed."""
     depth = 0
     for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from memsheet.late import late_functions
 
 with late_functions(__name__):
     from memsheet.exchange.shared.pod_trainings import config_scripts, pod_training
+    from memsheet.exchange.shared.serve_pods import config_maps, object_documents
 
 
 YAML = (".yaml", ".yml")
@@ -30,6 +32,35 @@ def with_pod_commands(
     return found
 
 
+def with_config_maps(texts: Mapping[str, str]) -> dict[str, str]:
+    """Texts by their names, where a pod takes a ConfigMap of another file with that behind its own objects; a
+    file of nothing but such is left out.
+    """
+    whole = {
+        name: object_documents(text)
+        for name, text in texts.items()
+        if name.endswith(YAML) and "ConfigMap" in text and "apiVersion" in text
+    }
+    found, taken = dict(texts), set[str]()
+    for home, documents in whole.items():
+        for document in documents:
+            named = config_maps([_parse_object(document, home)])
+            takers = [
+                name
+                for name, text in texts.items()
+                if name.endswith(YAML) and name != home and any(_takes_map(text, at) for at in named)
+            ]
+            for name in takers:
+                found[name] = f"{found[name].rstrip()}\n---\n{document}"
+            taken |= {document} if takers else set()
+    return {name: text for name, text in found.items() if not taken.issuperset(whole.get(name, ("",)))}
+
+
+def _takes_map(text: str, name: str) -> bool:
+    """Whether an object's text names a ConfigMap: in its variables, or as a folder."""
+    return "configMap" in text and re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", text) is not None
+
+
 def pod_scripts(texts: Mapping[str, str]) -> dict[str, str]:
     """Python scripts that ConfigMaps among the texts hold, by their names."""
     found: dict[str, str] = {}
@@ -47,6 +78,14 @@ def command_name(name: str) -> str:
 
 def _training_of(name: str, text: str, text_of: Callable[[str], str | None]) -> str | None:
     return pod_training(name, text, _parse_objects, text_of) if name.endswith(YAML) else None
+
+
+def _parse_object(text: str, name: str) -> Mapping[str, Any]:
+    try:
+        held = _parse_objects(text, name)
+    except InputError:
+        return {}
+    return held if isinstance(held, Mapping) else {}
 
 
 def _parse_objects(text: str, name: str) -> Any:

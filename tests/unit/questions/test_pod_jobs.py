@@ -254,6 +254,56 @@ def test_a_script_that_a_config_map_holds_is_what_the_container_runs(key: str, t
     assert found.answer.plan.task == ("infer" if key == "serve.sh" else "train")
 
 
+def _serving_pod(container: dict[str, Any]) -> str:
+    own = {"name": "v", "image": "vllm/vllm-openai:v0.10.0", "resources": {"limits": {"nvidia.com/gpu": 2}}}
+    spec = {"containers": [own | container], "volumes": [{"name": "s", "configMap": {"name": "held"}}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
+    return json.dumps(pod)
+
+
+SERVE = "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --tensor-parallel-size 2"
+OF_OTHER_FILE = {
+    "variables": (
+        {"MODEL": "Qwen/Qwen3-8B", "TP": "2"},
+        {
+            "command": ["sh", "-c"],
+            "args": ["vllm serve $MODEL --max-model-len 8192 --tensor-parallel-size $TP"],
+            "envFrom": [{"configMapRef": {"name": "held"}}],
+        },
+    ),
+    "script": (
+        {"serve.sh": SERVE},
+        {"command": ["bash", "/s/serve.sh"], "volumeMounts": [{"name": "s", "mountPath": "/s"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("named", ["files", "folder"])
+@pytest.mark.parametrize("what", OF_OTHER_FILE)
+def test_a_config_map_of_another_file_is_as_one_of_the_same(what: str, named: str, tmp_path: Path) -> None:
+    data, container = OF_OTHER_FILE[what]
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held"}, "data": data}
+    both = (tmp_path / "map.yaml", tmp_path / "pod.yaml")
+    both[0].write_text(json.dumps(held))
+    both[1].write_text(_serving_pod(container))
+    apart = memsheet.check(*(both if named == "files" else (tmp_path,)), gpus="2xH100-80GB")
+    (one := tmp_path / "both.yaml").write_text(f"{both[0].read_text()}\n---\n{both[1].read_text()}\n")
+    together = memsheet.check(one, gpus="2xH100-80GB")
+    assert apart.answer is not None, apart.why_not
+    assert together.answer is not None, together.why_not
+    assert apart.answer.plan.mesh.tp == 2
+    assert apart.answer.sheets == together.answer.sheets
+
+
+def test_a_config_map_that_no_pod_takes_is_refused_beside_it(tmp_path: Path) -> None:
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}, "data": {"MODEL": "m"}}
+    both = (tmp_path / "map.yaml", tmp_path / "pod.yaml")
+    both[0].write_text(json.dumps(held))
+    both[1].write_text(_serving_pod({"command": ["sh", "-c"], "args": [SERVE]}))
+    with pytest.raises(InputError, match="ConfigMap"):
+        memsheet.check(*both, gpus="2xH100-80GB")
+
+
 def test_a_script_of_another_folder_that_is_named_alike_is_not_this_ones(tmp_path: Path) -> None:
     """Only a whole path may be another machine's: what stands below a folder that is not here is not here."""
     (tmp_path / ".git").mkdir()
