@@ -30,7 +30,7 @@ from memsheet.plan.document import PLAN, SHEET
 with late_functions(__name__):
     from memsheet.exchange.shared.compose_env import dotenv_values, with_dotenv_values
     from memsheet.exchange.shared.inherited_yaml import inherited_tree
-    from memsheet.exchange.shared.notebook import notebook_script
+    from memsheet.exchange.shared.notebook import marimo_script, notebook_script
     from memsheet.exchange.shared.serve_compose import holds_services
     from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
     from memsheet.guard.toml import parse_toml
@@ -39,15 +39,13 @@ with late_functions(__name__):
 
 MAX_FILES = 64
 MOST_BYTES = 2**20
-"""Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is
-something else.
-"""
+"""Of all files of a job but memsheet's own: configurations are a few KiB each, and what is larger is none."""
 DATA = (".json", ".yaml", ".yml", ".toml")
 ENDINGS = (*DATA, ".sh", ".sbatch", ".slurm")
 NAMED = ("Modelfile",)
 GIT, MOST_UP = ".git", 8
 IN_ONE_FOLDER = 3
-"""Parts of a whole path with one folder: the root, the folder and the file."""
+"""Parts of a whole path: the root, a folder and the file."""
 CODE = ".py"
 SOURCED = late_pattern(
     r"^[ \t]*(?:\[+[^\n]*\]+[ \t]*&&[ \t]*)?(?:set -a[ \t]*(?:;|&&)[ \t]*)?"
@@ -87,7 +85,8 @@ def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, st
             if path.name != SHEET or plan is None:
                 plan = plan or pick_plan(read_json(path), None)
             continue
-        script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else text
+        script = marimo_script(text) if path.suffix == CODE else text
+        script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else script
         texts[path.name if len(files) == 1 else str(path)] = script
     return texts, plan or {}
 

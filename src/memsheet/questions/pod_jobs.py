@@ -11,8 +11,10 @@ from memsheet.guard import parse_yaml
 from memsheet.late import late_functions
 
 with late_functions(__name__):
-    from memsheet.exchange.shared.pod_trainings import config_scripts, pod_training
+    from memsheet.exchange.shared.dstack_tasks import dstack_script
+    from memsheet.exchange.shared.pod_trainings import config_scripts, pod_training, starts_anything
     from memsheet.exchange.shared.serve_pods import config_maps, object_documents
+    from memsheet.exchange.shared.shell_text import named_programs
 
 
 YAML = (".yaml", ".yml")
@@ -27,7 +29,10 @@ def with_pod_commands(
     found: dict[str, str] = {}
     for name, text in texts.items():
         found[name] = text
-        if (script := _training_of(name, text, text_of)) is not None:
+        if (task := _dstack_script_of(name, text)) is not None:
+            del found[name]
+            found[command_name(name)] = task
+        elif (script := _training_of(name, text, text_of)) is not None:
             found[command_name(name)] = script
     return found
 
@@ -78,6 +83,14 @@ def command_name(name: str) -> str:
 
 def _training_of(name: str, text: str, text_of: Callable[[str], str | None]) -> str | None:
     return pod_training(name, text, _parse_objects, text_of) if name.endswith(YAML) else None
+
+
+def _dstack_script_of(name: str, text: str) -> str | None:
+    """What a configuration of dstack runs, where a training or a server is started there."""
+    if not name.endswith(YAML) or "commands:" not in text or "apiVersion" in text or "type:" not in text:
+        return None
+    script = dstack_script(_parse_object(text, name))
+    return named_programs(script) if script and starts_anything(script) else None
 
 
 def _parse_object(text: str, name: str) -> Mapping[str, Any]:

@@ -351,3 +351,46 @@ def test_what_others_have_of_a_card_is_not_left_to_nobody(
     (tmp_path / "compose.yaml").write_text(text)
     main(["check", str(tmp_path / "compose.yaml"), "--gpus", "1xL40S"])
     assert ("is left to nobody" in " ".join(capsys.readouterr().out.split())) is idle
+
+
+DSTACK = """type: {kind}
+name: a
+env:
+  - HF_TOKEN
+  - MODEL=Qwen/Qwen2.5-0.5B
+commands:
+  - pip install trl
+  - {command}
+resources:
+  gpu: {gpu}
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count"),
+    [("H100:80GB:2", 2), ("H100", 1), ("80GB:4", 4), ("2", 2), ("{name: H100, count: 2}", 2)],
+)
+def test_a_task_of_dstack_has_its_own_variables_and_cards(gpu: str, count: int, tmp_path: Path) -> None:
+    command = f"torchrun --nproc-per-node=$DSTACK_GPUS_PER_NODE -m {SFT}".replace(
+        "Qwen/Qwen2.5-0.5B", "$MODEL"
+    )
+    (file := tmp_path / "a.dstack.yml").write_text(DSTACK.format(kind="task", command=command, gpu=gpu))
+    found = memsheet.check(file, gpus="H100-80GB")
+    assert found.answer is not None, found.why_not
+    assert found.answer.model.name == "qwen2.5-0.5b"
+    assert found.answer.cluster is not None
+    assert found.answer.cluster.count == count
+
+
+def test_a_service_of_dstack_is_its_server(tmp_path: Path) -> None:
+    command = "vllm serve $MODEL --tensor-parallel-size $DSTACK_GPUS_NUM --max-model-len 4096"
+    (file := tmp_path / "a.yml").write_text(DSTACK.format(kind="service", command=command, gpu="H100:2"))
+    found = memsheet.check(file, gpus="2xH100-80GB")
+    assert found.answer is not None, found.why_not
+    assert (found.answer.model.name, found.answer.plan.mesh.tp) == ("qwen2.5-0.5b", 2)
+
+
+def test_a_task_of_dstack_that_starts_neither_is_no_configuration(tmp_path: Path) -> None:
+    (file := tmp_path / "a.yml").write_text(DSTACK.format(kind="task", command="streamlit hello", gpu="2"))
+    with pytest.raises(InputError, match="not recognised"):
+        memsheet.check(file, gpus="2xH100-80GB")

@@ -158,6 +158,11 @@ def _starts_training(script: str) -> bool:
         return False
 
 
+def starts_anything(script: str) -> bool:
+    """Whether a script starts a training or a server."""
+    return starts_a_server(script) or _starts_training(script)
+
+
 def _counted_script(script: str, tree: Mapping[str, Any], cards: int) -> str:
     """The script with what its pod tells it: the cards that are visible, the processes of a job's pods."""
     pods = _pod_count(tree)
