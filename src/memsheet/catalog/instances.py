@@ -17,9 +17,12 @@ _LOOKS_RENTED = late_pattern(
 )
 """What may be the name of such a machine: the table is read for no other."""
 
+_COUNTED_AGAIN = late_pattern(r"[+-]?\d{1,7}\s*[xX×*]\s*\S")
+"""The cards of one of several machines."""
+
 
 class RentedCards(NamedTuple):
-    """The cards of rented machines: how many in all (None where no machine is counted), which, and in one."""
+    """The cards of machines: how many in all (None where no machine is counted), which, and in one."""
 
     cards: int | None
     card: str
@@ -47,8 +50,13 @@ def rented_machines() -> Mapping[str, tuple[str, int]]:
 
 
 def rented_cards(gpus: str) -> RentedCards | None:
-    """``2xp5.48xlarge`` → 16 of H100-80GB, 8 in each; None where nothing of that name is rented."""
+    """``2xp5.48xlarge`` → 16 of H100-80GB, 8 in each, and ``2x4xRTX3090`` 8, 4 in each; None where nothing of
+    that name is rented.
+    """
     times, name = parse_gpus(gpus)
+    if times is not None and _COUNTED_AGAIN.match(name):
+        each, card = parse_gpus(name)
+        return RentedCards(times * (each or 1), card, each or 1)
     if not _LOOKS_RENTED.search(name):
         return None
     found = rented_machines().get(_plain_name(name))

@@ -30,7 +30,7 @@ from memsheet.plan.document import PLAN, SHEET
 with late_functions(__name__):
     from memsheet.exchange.shared.compose_env import dotenv_values, with_dotenv_values
     from memsheet.exchange.shared.inherited_yaml import inherited_tree
-    from memsheet.exchange.shared.notebook import notebook_script
+    from memsheet.exchange.shared.notebook import marimo_script, notebook_script
     from memsheet.exchange.shared.serve_compose import holds_services
     from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
     from memsheet.guard.toml import parse_toml
@@ -39,15 +39,13 @@ with late_functions(__name__):
 
 MAX_FILES = 64
 MOST_BYTES = 2**20
-"""Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is
-something else.
-"""
+"""Of all files of a job but memsheet's own: configurations are a few KiB each, and what is larger is none."""
 DATA = (".json", ".yaml", ".yml", ".toml")
 ENDINGS = (*DATA, ".sh", ".sbatch", ".slurm")
 NAMED = ("Modelfile",)
 GIT, MOST_UP = ".git", 8
 IN_ONE_FOLDER = 3
-"""Parts of a whole path with one folder: the root, the folder and the file."""
+"""Parts of a whole path: the root, a folder and the file."""
 CODE = ".py"
 SOURCED = late_pattern(
     r"^[ \t]*(?:\[+[^\n]*\]+[ \t]*&&[ \t]*)?(?:set -a[ \t]*(?:;|&&)[ \t]*)?"
@@ -87,7 +85,8 @@ def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, st
             if path.name != SHEET or plan is None:
                 plan = plan or pick_plan(read_json(path), None)
             continue
-        script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else text
+        script = marimo_script(text) if path.suffix == CODE else text
+        script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else script
         texts[path.name if len(files) == 1 else str(path)] = script
     return texts, plan or {}
 
@@ -353,9 +352,7 @@ def _with_sourced_values(text: str, folder: Path, homes: Sequence[Path]) -> tupl
     told: list[str] = []
 
     def put_in(line: re.Match[str]) -> str:
-        said = PurePosixPath(line["quoted"] or line["file"] or line["read"])
-        parts = said.parts[1:] if "$" in said.parts[0] else said.parts
-        path = folder.joinpath(*parts) if parts else folder
+        said, path = sourced_path(line, folder)
         if (
             said.is_absolute()
             or not is_file(path)
@@ -365,12 +362,21 @@ def _with_sourced_values(text: str, folder: Path, homes: Sequence[Path]) -> tupl
             return line[0]
         held = read_bytes(path, MOST_SCRIPT).decode(errors="replace").splitlines()
         told.append(f"variables of {path.name}, which lies beside")
-        return "\n".join(_assigning_lines(held))
+        return "\n".join(assigning_lines(held))
 
     return SOURCED.sub(put_in, text), tuple(dict.fromkeys(told))
 
 
-def _assigning_lines(lines: list[str]) -> Iterator[str]:
+def sourced_path(line: re.Match[str], folder: Path) -> tuple[PurePosixPath, Path]:
+    """The file that a line takes in (``SOURCED``), as it is named and where it lies of a script in
+    ``folder``.
+    """
+    said = PurePosixPath(line["quoted"] or line["file"] or line["read"])
+    parts = said.parts[1:] if "$" in said.parts[0] else said.parts
+    return said, folder.joinpath(*parts) if parts else folder
+
+
+def assigning_lines(lines: list[str]) -> Iterator[str]:
     """Lines that give a variable its value, and those of a list from its name to where it is closed."""
     depth = 0
     for line in lines:

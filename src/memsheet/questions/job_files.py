@@ -9,14 +9,20 @@ from typing import Any
 from memsheet.exchange import as_released
 from memsheet.exchange.joined_files import with_own_defaults, with_shipped_files, with_their_files
 from memsheet.exchange.shared.file_format import FileReading
+from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.frozen import dataclass, replace
 from memsheet.questions.files_on_disk import (
+    CODE,
+    DATA,
+    SOURCED,
     adjacent_file_texts,
+    assigning_lines,
     defaults_beside,
     files_as_they_lie,
     folders_of_job,
     large_scripts,
     read_texts_and_plan,
+    sourced_path,
     started_scripts,
     text_beside,
     with_called_scripts,
@@ -28,7 +34,7 @@ from memsheet.questions.launched_settings import with_launched_settings, with_na
 from memsheet.questions.named_models import (
     bundled_draft,
 )
-from memsheet.questions.pod_jobs import pod_scripts, with_pod_commands
+from memsheet.questions.pod_jobs import pod_scripts, with_config_maps, with_pod_commands
 from memsheet.questions.recognised_files import of_folders, recognise_files
 
 
@@ -61,6 +67,7 @@ def read_job_files(
         for path in large_scripts(files)
     )
     folders = folders_of_job(files, root)
+    texts = _without_sourced_files(files, with_config_maps(texts))
     as_text = {name: as_run(text) for name, text in texts.items()} if as_run else texts
     texts = with_pod_commands(as_text, lambda script: text_beside(script, folders))
     texts, put_in = with_variables_beside(files, texts, folders)
@@ -86,6 +93,33 @@ def read_job_files(
     }
     whole = {**dict.fromkeys(reads, ""), **texts}
     return JobFiles(whole, reads, document, (*skipped, *too_large), written)
+
+
+def _without_sourced_files(files: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, str]:
+    """Texts but for those of shells that do nothing but give variables their values, for another of them that
+    takes them in where they lie (``with_variables_beside``).
+    """
+    shells = {at: text for at, text in texts.items() if Path(at).suffix not in (CODE, NOTEBOOK, *DATA)}
+    only = {at for at, text in shells.items() if len(shells) > 1 and _only_assigns(text)}
+    if not only:
+        return dict(texts)
+    base = Path(files[0]) if len(files) == 1 else None
+    taken = {
+        sourced_path(line, base or Path(at).parent)[1].resolve()
+        for at, text in shells.items()
+        if at not in only
+        for line in SOURCED.finditer(text)
+    }
+    return {
+        at: text
+        for at, text in texts.items()
+        if at not in only or (base / at if base else Path(at)).resolve() not in taken
+    }
+
+
+def _only_assigns(text: str) -> bool:
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return list(assigning_lines(lines)) == lines
 
 
 def _started_script(name: str) -> str:

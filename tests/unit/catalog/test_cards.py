@@ -116,6 +116,19 @@ def test_a_size_that_a_card_is_not_sold_with_is_refused(text: str):
 # Rented machines
 
 
+@pytest.mark.parametrize("gpus", ["2x4xRTX3090", "2x 4x RTX3090", "2×4×rtx-3090"])
+def test_cards_of_one_of_several_machines_are_counted_a_node(gpus: str):
+    answer = accounted.train("llama-tiny", gpus=gpus, seq_len=64)
+    assert answer.cluster is not None
+    assert (answer.cluster.nodes, answer.cluster.per_node, answer.cluster.device.name) == (2, 4, "RTX3090")
+
+
+@pytest.mark.parametrize("gpus", ["2x0xH100-80GB", "0x4xH100-80GB", "2x9999999xH100-80GB"])
+def test_no_machines_of_no_cards(gpus: str):
+    with pytest.raises(InputError):
+        accounted.train("llama-tiny", gpus=gpus, seq_len=64)
+
+
 @pytest.mark.parametrize("name", sorted(catalog.rented_machines()))
 def test_a_rented_machine_is_its_cards(name: str):
     card, each = catalog.rented_machines()[name]

@@ -288,3 +288,36 @@ def test_experts_may_be_linear_layers_that_adapters_are_of(
     script.write_text(text)
     assert check(script, gpus="1xH100-80GB", seq_len=512).result is result
     assert check(script, gpus="1xH100-80GB", seq_len=512, engine_version="5.1").result is Result.FITS
+
+
+TWO_LOADS = """
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+name = "Qwen/Qwen2.5-7B"
+if {test}:
+    model = AutoModelForCausalLM.from_pretrained(name, torch_dtype="bfloat16", device_map="auto")
+else:
+    model = AutoModelForCausalLM.from_pretrained(name, torch_dtype="float32")
+args = TrainingArguments(output_dir="o", per_device_train_batch_size=1, bf16=True, gradient_checkpointing=True)
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "spread"),
+    [("'72B' in name", False), ("'7B' in name", True), ("'7B' not in name", False), ("name == 'a'", False)],
+)
+def test_of_two_loads_the_one_that_runs_is_read(test: str, spread: bool, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(TWO_LOADS.format(test=test))
+    found = check(script, gpus="4xH100-80GB", seq_len=512)
+    assert found.answer is not None, found.why_not
+    assert (found.answer.plan.mesh.pp > 1) is spread
+    assert "several_loads" not in found.doubt
+
+
+def test_of_two_loads_that_nobody_decides_the_verdict_is_open(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(TWO_LOADS.format(test="settings.large"))
+    found = check(script, gpus="4xH100-80GB", seq_len=512)
+    assert "several_loads of lines 5, 7" in found.doubt
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result is Result.UNCERTAIN

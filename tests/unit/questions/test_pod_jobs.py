@@ -254,6 +254,56 @@ def test_a_script_that_a_config_map_holds_is_what_the_container_runs(key: str, t
     assert found.answer.plan.task == ("infer" if key == "serve.sh" else "train")
 
 
+def _serving_pod(container: dict[str, Any]) -> str:
+    own = {"name": "v", "image": "vllm/vllm-openai:v0.10.0", "resources": {"limits": {"nvidia.com/gpu": 2}}}
+    spec = {"containers": [own | container], "volumes": [{"name": "s", "configMap": {"name": "held"}}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec}
+    return json.dumps(pod)
+
+
+SERVE = "vllm serve Qwen/Qwen3-8B --max-model-len 8192 --tensor-parallel-size 2"
+OF_OTHER_FILE = {
+    "variables": (
+        {"MODEL": "Qwen/Qwen3-8B", "TP": "2"},
+        {
+            "command": ["sh", "-c"],
+            "args": ["vllm serve $MODEL --max-model-len 8192 --tensor-parallel-size $TP"],
+            "envFrom": [{"configMapRef": {"name": "held"}}],
+        },
+    ),
+    "script": (
+        {"serve.sh": SERVE},
+        {"command": ["bash", "/s/serve.sh"], "volumeMounts": [{"name": "s", "mountPath": "/s"}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("named", ["files", "folder"])
+@pytest.mark.parametrize("what", OF_OTHER_FILE)
+def test_a_config_map_of_another_file_is_as_one_of_the_same(what: str, named: str, tmp_path: Path) -> None:
+    data, container = OF_OTHER_FILE[what]
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held"}, "data": data}
+    both = (tmp_path / "map.yaml", tmp_path / "pod.yaml")
+    both[0].write_text(json.dumps(held))
+    both[1].write_text(_serving_pod(container))
+    apart = memsheet.check(*(both if named == "files" else (tmp_path,)), gpus="2xH100-80GB")
+    (one := tmp_path / "both.yaml").write_text(f"{both[0].read_text()}\n---\n{both[1].read_text()}\n")
+    together = memsheet.check(one, gpus="2xH100-80GB")
+    assert apart.answer is not None, apart.why_not
+    assert together.answer is not None, together.why_not
+    assert apart.answer.plan.mesh.tp == 2
+    assert apart.answer.sheets == together.answer.sheets
+
+
+def test_a_config_map_that_no_pod_takes_is_refused_beside_it(tmp_path: Path) -> None:
+    held = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}, "data": {"MODEL": "m"}}
+    both = (tmp_path / "map.yaml", tmp_path / "pod.yaml")
+    both[0].write_text(json.dumps(held))
+    both[1].write_text(_serving_pod({"command": ["sh", "-c"], "args": [SERVE]}))
+    with pytest.raises(InputError, match="ConfigMap"):
+        memsheet.check(*both, gpus="2xH100-80GB")
+
+
 def test_a_script_of_another_folder_that_is_named_alike_is_not_this_ones(tmp_path: Path) -> None:
     """Only a whole path may be another machine's: what stands below a folder that is not here is not here."""
     (tmp_path / ".git").mkdir()
@@ -301,3 +351,46 @@ def test_what_others_have_of_a_card_is_not_left_to_nobody(
     (tmp_path / "compose.yaml").write_text(text)
     main(["check", str(tmp_path / "compose.yaml"), "--gpus", "1xL40S"])
     assert ("is left to nobody" in " ".join(capsys.readouterr().out.split())) is idle
+
+
+DSTACK = """type: {kind}
+name: a
+env:
+  - HF_TOKEN
+  - MODEL=Qwen/Qwen2.5-0.5B
+commands:
+  - pip install trl
+  - {command}
+resources:
+  gpu: {gpu}
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count"),
+    [("H100:80GB:2", 2), ("H100", 1), ("80GB:4", 4), ("2", 2), ("{name: H100, count: 2}", 2)],
+)
+def test_a_task_of_dstack_has_its_own_variables_and_cards(gpu: str, count: int, tmp_path: Path) -> None:
+    command = f"torchrun --nproc-per-node=$DSTACK_GPUS_PER_NODE -m {SFT}".replace(
+        "Qwen/Qwen2.5-0.5B", "$MODEL"
+    )
+    (file := tmp_path / "a.dstack.yml").write_text(DSTACK.format(kind="task", command=command, gpu=gpu))
+    found = memsheet.check(file, gpus="H100-80GB")
+    assert found.answer is not None, found.why_not
+    assert found.answer.model.name == "qwen2.5-0.5b"
+    assert found.answer.cluster is not None
+    assert found.answer.cluster.count == count
+
+
+def test_a_service_of_dstack_is_its_server(tmp_path: Path) -> None:
+    command = "vllm serve $MODEL --tensor-parallel-size $DSTACK_GPUS_NUM --max-model-len 4096"
+    (file := tmp_path / "a.yml").write_text(DSTACK.format(kind="service", command=command, gpu="H100:2"))
+    found = memsheet.check(file, gpus="2xH100-80GB")
+    assert found.answer is not None, found.why_not
+    assert (found.answer.model.name, found.answer.plan.mesh.tp) == ("qwen2.5-0.5b", 2)
+
+
+def test_a_task_of_dstack_that_starts_neither_is_no_configuration(tmp_path: Path) -> None:
+    (file := tmp_path / "a.yml").write_text(DSTACK.format(kind="task", command="streamlit hello", gpu="2"))
+    with pytest.raises(InputError, match="not recognised"):
+        memsheet.check(file, gpus="2xH100-80GB")

@@ -39,6 +39,7 @@ from memsheet.exchange.shared.script_places import (
     LOOP,
     NO_PROMPT,
     SCRIPT,
+    SEVERAL_LOADS,
     SPREADS,
     UNMADE,
     UNREAD_FLAGS,
@@ -233,7 +234,7 @@ FORMAT = Format(
     program_known=lambda _: False, taken=argument_remarks, stored=f"{SCRIPT}.dtype", rename=DEEPSPEED.rename,
     refers=(f"{LOOP}.deepspeed_file",), moves=_loop_moves, weighed=INSIDE_WEIGHED, on_ranks=_part_of_card,
     unmodelled={
-        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
+        **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, SEVERAL_LOADS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),
     },
     known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{DRIVER}", f"{LOOP}.{FED}", f"{LOOP}.{WHOLE_ROWS}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{SPREADS}"},

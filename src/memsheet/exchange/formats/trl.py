@@ -262,6 +262,7 @@ OWN_ROWS = (
 KEYS = (
     Key(at="model_name_or_path", says="@model", source=M),
     Key(at="max_length", says="seq_len", back=_read_max_length, usual=own_default("trl", "max_length"), source=S),
+    _read_only_row("max_seq_length", _read_max_length, "TRL 0.19.1 trainer/sft_config.py:244-261: its name before max_length"),
     *(_trainer_row(row.at) for row in TRANSFORMERS.keys if not row.at.startswith(f"{SCRIPT}.") and row.at not in OWN_ROWS),
     _trainer_row("fp16", out=_autocast_switch("fp16")), _trainer_row("bf16", usual=own_default("trl", "bf16"), out=_autocast_switch("bf16")),
     _trainer_row("gradient_checkpointing", usual=own_default("trl", "gradient_checkpointing")),
@@ -297,8 +298,8 @@ KEYS = (
 )  # fmt: skip
 
 
-RENAMED = {"torch_dtype": "dtype", "max_seq_length": "max_length"}
-"""Older names (trl 0.9 trainer/model_config.py, trainer/sft_config.py)."""
+RENAMED = {"torch_dtype": "dtype"}
+"""Older names (trl 0.9 trainer/model_config.py)."""
 
 
 def _rename_trl_key(at: str) -> str:

@@ -132,6 +132,7 @@ TAKEN = (
     AllowedValues(formats=("llamafactory",), at=("finetuning_type",), words=("lora", "oft", "freeze", "full"), source=f"{_LF}/finetuning_args.py:464"),
     AllowedValues(formats=("llamafactory",), at=("pref_loss",), words=("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"), source=f"{_LF}/finetuning_args.py:183"),
     AllowedValues(formats=("llamafactory",), at=("quantization_type",), words=("fp4", "nf4"), source=f"{_LF}/model_args.py:287"),
+    AllowedValues(formats=("axolotl",), at=("adapter",), words=("lora", "qlora", "llama-adapter"), source=f"{_AX}/peft.py:190: others are a plugin's"),
     AllowedValues(formats=("axolotl",), at=("rl",), words=("dpo", "gdpo", "grpo", "ipo", "orpo", "kto", "simpo", "ebft"), source=f"{_AX}/enums.py:30"),
     AllowedValues(formats=("swift",), at=("rlhf_type",), words=("dpo", "orpo", "simpo", "kto", "cpo", "rm", "ppo", "grpo", "gkd"), source=f"{_SWIFT}/arguments/rlhf_args.py:232"),
     AllowedValues(formats=("swift",), at=("tuner_type",), words=("lora", "full", "longlora", "adalora", "llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone", "ia3", "lora_llm", "dummy"), source=f"{_SWIFT}/arguments/base_args/base_args.py:28-30, tuner_plugin/mapping.py:6"),

@@ -20,7 +20,7 @@ from memsheet.exchange.mistakes.taken_values import (
 )
 from memsheet.exchange.shared.file_format import UNSET, FileReading, Key
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.program_releases import is_key_typo, is_word_slip, keys_known
+from memsheet.exchange.shared.program_releases import is_key_typo, is_word_slip, keys_known, release_numbers
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import Attention
 
@@ -94,6 +94,31 @@ def _refused_value(where: str, read: FileReading, row: AllowedValues, value: str
     return FoundMistake(
         where=where, says=why + told, cure=f"{near}?" if near else _fitting(row), stops=known and sure
     )
+
+
+def _keys_of_older_releases(case: Case) -> Iterator[FoundMistake]:
+    """A key that newer releases of the program stop at, and that is read as older ones have it."""
+    for name, read in case.reads.items():
+        for (form, at), (last, since, cure) in OLDER_KEYS.items():
+            if read.form.name != form or at not in read.values or not read.form.program_known(read.values):
+                continue
+            said = release_numbers(read.release)
+            if said and said < release_numbers(since):
+                continue
+            tool = read.form.tested.split()[0]
+            yield FoundMistake(
+                where=f"{name}: {at}",
+                says=f"is no key since {tool} {since}, which stops at it; {last} and older take it",
+                cure=f"{cure}, or --engine-version with the release",
+                stops=bool(said),
+                may_stop=not said,
+            )
+
+
+OLDER_KEYS = {("trl", "max_seq_length"): ("0.19", "0.20", "max_length")}
+"""By format and key: the last release that takes it, the first that does not, and its name there (the wheels
+of TRL 0.19.1 and 0.20.0: trl/trainer/sft_config.py).
+"""
 
 
 def _fitting(row: AllowedValues) -> str:
@@ -312,6 +337,11 @@ VALUES = (
         source="Python 3 library reference, int(): text that is no number is a ValueError",
         looks=_words_for_numbers,
         any_reader=True,
+    ),
+    Rule(
+        id="key-of-older-release",
+        source="TRL 0.19.1 and 0.20.0 trl/trainer/sft_config.py; trl/scripts/utils.py: TrlParser",
+        looks=_keys_of_older_releases,
     ),
     Rule(
         id="refused-together",

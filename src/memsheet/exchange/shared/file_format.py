@@ -17,6 +17,7 @@ from memsheet.errors import Problem, input_error, nearest_words, raise_if_proble
 from memsheet.exchange.shared.role_words import ROLES
 from memsheet.frozen import dataclass, field
 from memsheet.patterns import late_pattern
+from memsheet.plan.values import number_in_thousands, parse_token_count
 from memsheet.sheet import Instant
 
 if TYPE_CHECKING:
@@ -426,6 +427,9 @@ class _SaidByRows:
         if default_of and said:
             self.assumed.append(line := f"{at} = {_value_text(value)} ({default_of}'s default)")
             self._by_default[line] = said
+        if short := [key for key, held in said.items() if number_in_thousands(key, held)]:
+            said |= {key: parse_token_count(said[key]) for key in short}
+            self.assumed.append(f"{at} = {value}: counted as {said[short[0]]:,}")
         if counts := _open_counts(said):
             said = {key: held for key, held in said.items() if key not in counts}
             self.open_counts[at] = ", ".join(counts.values())

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.exchange.shared.file_format import UNSET, Moved, Values
-from memsheet.exchange.shared.python_config import call_node, named_calls
+from memsheet.exchange.shared.file_format import KEYWORDS, UNSET, Moved, Values
+from memsheet.exchange.shared.python_branches import reachable_calls
+from memsheet.exchange.shared.python_config import call_node
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
-from memsheet.exchange.shared.script_places import LINE, SCOPE, WHOLE
+from memsheet.exchange.shared.script_places import BRANCH, LINE, SCOPE, SEVERAL_LOADS, WHOLE
 from memsheet.patterns import late_pattern
 
 FURTHER, WEIGHTS, OWN_LOSS = "further_models", "further_weights", "own_loss"
@@ -25,6 +26,11 @@ LOADS = late_pattern(r"(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
 WRAPS = late_pattern(r"(?:^|\.)(?:Peft|Fast)\w*Model\w*\.from_pretrained$")
 """What loads adapters, or Unsloth's one model."""
 BESIDE = late_pattern(r"teacher|ref(?:erence)?(?:_|$)|reward|critic|judge|guide|assistant", re.IGNORECASE)
+WEIGHING = (
+    "0", "pretrained_model_name_or_path", "dtype", "torch_dtype", "attn_implementation", "device_map", "max_memory", "quantization_config", "load_in_4bit",
+    "load_in_8bit", KEYWORDS,
+)  # fmt: skip
+"""Arguments of a loading call by which its need differs."""
 ENDS = ("train", "backward")
 DIVERGES = ("kl_div", "KLDivLoss")
 HALF, WHOLE_WIDTH, TRAINED = 2, 4, 4 + 4 + 8
@@ -43,7 +49,7 @@ def model_loads(module: Module) -> tuple[Tree | None, dict[str, Any]]:
     """The call that loads the model that trains, where several are loaded; and what is told of the others."""
     loads = [
         (held, _loaded_names(module, call_node(module, held)))
-        for held in named_calls(module, ("from_pretrained",), local=True)
+        for held in reachable_calls(module, ("from_pretrained",))
         if LOADS.search(held[WHOLE]) and not WRAPS.search(held[WHOLE])
     ][:MOST_LOADS]
     trained = trained_names(module)
@@ -63,7 +69,19 @@ def model_loads(module: Module) -> tuple[Tree | None, dict[str, Any]]:
         and not _comes_after(module, held)
         and held.get("device_map") != "cpu"
     ]
-    return first, _named_model_beside(beside, trained)
+    same = [held for held, names in loads if names & its or held is first]
+    return first, _named_model_beside(beside, trained) | _several_loads_key(same)
+
+
+def _several_loads_key(loads: Sequence[Tree]) -> dict[str, Any]:
+    """That a model is loaded in one of several ways that need different memory, by what the text does not
+    decide.
+    """
+    kinds = {repr([held.get(at) for at in WEIGHING]) for held in loads}
+    if len(kinds) < 2 or not any(BRANCH in held for held in loads):
+        return {}
+    lines = ", ".join(str(held[LINE]) for held in loads)
+    return {SEVERAL_LOADS: f"of lines {lines} (the sheet is of that of line {loads[0][LINE]})"}
 
 
 def _named_model_beside(beside: Sequence[tuple[Tree, set[str]]], trained: set[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from memsheet.patterns import late_pattern
 
 MAGIC = late_pattern(r"^([ \t]*)([%!?])((?:[^\\\n]|\\.)*(?:\\\n(?:[^\\\n]|\\.)*)*)", re.MULTILINE)
+MARIMO = late_pattern(r"^app = marimo\.App\(", re.MULTILINE)
 LEFT = "pass  # "
 """What stands in the place of a command that is not Python's, which follows as a comment."""
 _LINE = late_pattern(
@@ -32,6 +33,28 @@ def notebook_script(text: str, name: str, parse: Callable[[str, str], Any]) -> s
     held = parse(text, name)
     cells = held.get("cells") if isinstance(held, Mapping) else None
     return "\n".join(_code_of_cells(cells)) + "\n" if isinstance(cells, list) else ""
+
+
+def marimo_script(text: str) -> str:
+    """The code of a notebook of marimo, whose cells are functions (marimo-team/marimo, ``@app.cell``): their
+    statements at the top of the file, on the lines that they stand on. Any other script as it is.
+    """
+    if not MARIMO.search(text) or not _is_python(text):
+        return text
+    lines = text.splitlines()
+    for cell in ast.parse(text).body:
+        if not isinstance(cell, ast.FunctionDef) or not cell.decorator_list:
+            continue
+        first, last = cell.body[0].lineno, cell.end_lineno or cell.lineno
+        returned = [
+            (one.lineno, one.end_lineno or one.lineno) for one in cell.body if isinstance(one, ast.Return)
+        ]
+        gone = [(cell.decorator_list[0].lineno, first - 1), *returned]
+        for line in range(gone[0][0], last + 1):
+            left_out = any(start <= line <= end for start, end in gone)
+            lines[line - 1] = "" if left_out else lines[line - 1].removeprefix(" " * cell.body[0].col_offset)
+    script = "\n".join(lines) + "\n"
+    return script if _is_python(script) else text
 
 
 def _code_of_cells(cells: list[Any]) -> Iterator[str]:

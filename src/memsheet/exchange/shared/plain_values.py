@@ -73,11 +73,14 @@ def joined_path(parts: list[Any]) -> Any:
 
 
 def compare_values(op: ast.cmpop, left: Any, right: Any) -> Any:
-    """Whether two plain values are alike, which of two numbers is more, or whether a list has one; ``UNSET``
-    of anything else.
+    """Whether two plain values are alike, which of two numbers is more, or whether a list or a text has one;
+    ``UNSET`` of anything else.
     """
     if isinstance(op, ast.In | ast.NotIn):
-        known = isinstance(right, list) and UNSET not in (left, *right) and not isinstance(left, dict | list)
+        text = isinstance(left, str) and isinstance(right, str) and UNSET not in (left, right)
+        known = text or (
+            isinstance(right, list) and UNSET not in (left, *right) and not isinstance(left, dict | list)
+        )
         return (left in right) is isinstance(op, ast.In) if known else UNSET
     kinds = int | float if isinstance(op, ORDERS) else int | float | str | None
     plain = all(isinstance(held, kinds) and held != UNSET for held in (left, right))

@@ -9,11 +9,11 @@ from typing import Any
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.python_switches import SWITCHES
 from memsheet.exchange.shared.serve_pods import (
-    DOCUMENT_BREAK,
     MOST,
     command_line,
     config_maps,
     container_gpu_limit,
+    object_documents,
     pod_containers,
     starts_a_server,
     tree_of,
@@ -71,7 +71,7 @@ def pod_training(
 
 def object_trees(name: str, text: str, parse: Callable[[str, str], Any]) -> list[Mapping[str, Any]]:
     """The objects of a file, as many as are read."""
-    return [tree for one in DOCUMENT_BREAK.split(text)[:MOST] if (tree := tree_of(parse, name, one))]
+    return [tree for one in object_documents(text) if (tree := tree_of(parse, name, one))]
 
 
 def config_scripts(name: str, text: str, parse: Callable[[str, str], Any]) -> dict[str, str]:
@@ -156,6 +156,11 @@ def _starts_training(script: str) -> bool:
         )
     except (ValueError, TooMuchError):
         return False
+
+
+def starts_anything(script: str) -> bool:
+    """Whether a script starts a training or a server."""
+    return starts_a_server(script) or _starts_training(script)
 
 
 def _counted_script(script: str, tree: Mapping[str, Any], cards: int) -> str:

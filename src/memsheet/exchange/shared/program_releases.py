@@ -54,7 +54,7 @@ def is_strict_group(read: FileReading, group: str) -> bool:
     is.
     """
     form = read.form
-    said, since = _release_numbers(read.release), _release_numbers(form.strict_since.get(group, ""))
+    said, since = release_numbers(read.release), release_numbers(form.strict_since.get(group, ""))
     return (group in form.strict or EVERYWHERE in form.strict) and not (said and since and said < since)
 
 
@@ -66,13 +66,13 @@ def is_key_of_no_release(read: FileReading, group: str, near: str) -> bool:
     since = read.form.strict_since.get(group)
     if since is None:
         return False
-    said, own = _release_numbers(read.release), _release_numbers(read.form.tested)
+    said, own = release_numbers(read.release), release_numbers(read.form.tested)
     if said:
-        return _release_numbers(since) <= said <= own
+        return release_numbers(since) <= said <= own
     return bool(near) and (not since or near.rpartition(".")[0] == group)
 
 
-def _release_numbers(text: str) -> tuple[int, ...]:
+def release_numbers(text: str) -> tuple[int, ...]:
     found = _RELEASE_NUMBERS.search(text)
     return tuple(map(int, found[0].split("."))) if found else ()
 

@@ -42,6 +42,8 @@ UNREAD_FLAGS = "unread_flags"
 """Flags that a script is given of which its text was read without any effect."""
 SEVERAL = "several_trainings"
 """That a script makes arguments of several trainings that differ, of which the last are read."""
+SEVERAL_LOADS = "several_loads"
+"""That a script loads the model that trains in one of several ways, by what its text does not decide."""
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 LABELS = late_pattern(

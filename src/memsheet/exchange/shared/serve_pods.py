@@ -54,7 +54,7 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
     if "apiVersion" not in text or "kind" not in text:
         return []
     found, seen, foreign, jobs = list[NamedServer](), list[str](), list[str](), False
-    trees = [tree for one in DOCUMENT_BREAK.split(text)[:MOST] if (tree := tree_of(parse, name, one))]
+    trees = [tree for one in object_documents(text) if (tree := tree_of(parse, name, one))]
     maps = config_maps(trees)
     for tree in trees:
         if "apiVersion" not in tree or "kind" not in tree:
@@ -92,6 +92,11 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
             "file", name, f"is {_indefinite_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known
         )
     return []
+
+
+def object_documents(text: str) -> list[str]:
+    """The documents of a file of objects, as many as are read."""
+    return DOCUMENT_BREAK.split(text)[:MOST]
 
 
 def _group_size(tree: Mapping[str, Any]) -> int | None:

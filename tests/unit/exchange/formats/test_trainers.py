@@ -707,3 +707,41 @@ def test_a_recipe_without_data_is_of_no_known_program_to_stop(tmp_path: Path) ->
         found = memsheet.check(file, gpus="1xH100-80GB")
         assert "refused-together" in {rule.id for rule, _ in found.mistakes}
         assert found.stops is stops
+
+
+RECIPE = """base_model: meta-llama/Meta-Llama-3-8B
+adapter: {adapter}
+load_in_4bit: true
+sequence_len: {length}
+lora_r: 32
+lora_alpha: 16
+lora_target_linear: true
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: adamw_bnb_8bit
+gradient_checkpointing: true
+bf16: auto
+datasets:
+  - path: tatsu-lab/alpaca
+    type: alpaca
+"""
+
+
+@pytest.mark.parametrize(("adapter", "length"), [("q-lora", "4096"), ("qlora", "4k"), ("q_lora", "4K")])
+def test_a_slip_stops_the_job_and_its_sheet_is_of_what_is_meant(
+    adapter: str, length: str, tmp_path: Path
+) -> None:
+    (file := tmp_path / "a.yaml").write_text(RECIPE.format(adapter=adapter, length=length))
+    found = memsheet.check(file, gpus="1xH100-80GB")
+    (file := tmp_path / "b.yaml").write_text(RECIPE.format(adapter="qlora", length="4096"))
+    meant = memsheet.check(file, gpus="1xH100-80GB")
+    assert found.answer is not None, found.why_not
+    assert meant.answer is not None
+    assert found.answer.sheets == meant.answer.sheets
+    assert [mistake.id for mistake, _ in found.mistakes if mistake.id == "value-not-taken"]
+    assert (found.stops, meant.stops) == (True, False)
+
+
+def test_an_adapter_of_a_plugin_is_no_slip(tmp_path: Path) -> None:
+    (file := tmp_path / "a.yaml").write_text(RECIPE.format(adapter="mora", length="4096"))
+    assert memsheet.check(file, gpus="1xH100-80GB").stops is False

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import memsheet
 from memsheet.cli import main
 
 PLAIN = "per_device_train_batch_size: 1\n"
@@ -59,3 +60,24 @@ def test_a_mistake_of_the_trainers_arguments_is_one_of_trls(
     trl = rules(tmp_path, PLAIN + MISTAKES[name] + OF_TRL, "trl", capsys)
     assert trainer
     assert trainer <= trl
+
+
+@pytest.mark.parametrize(
+    ("version", "told", "stops"),
+    [
+        (None, True, False),
+        ("trl==0.19.1", False, False),
+        ("trl==0.20.0", True, True),
+        ("trl==1.6", True, True),
+    ],
+)
+def test_a_length_by_its_older_name_is_read_and_told(
+    version: str | None, told: bool, stops: bool, tmp_path: Path
+) -> None:
+    command = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name d --max_seq_length 512\n"
+    (script := tmp_path / "a.sh").write_text(command)
+    found = memsheet.check(script, gpus="1xH100-80GB", engine_version=version)
+    assert found.answer is not None, found.why_not
+    assert int(found.answer.plan.workload.seq_len) == 512
+    assert ("key-of-older-release" in {rule.id for rule, _ in found.mistakes}) is told
+    assert found.stops is stops

@@ -11,7 +11,7 @@ import pytest
 from memsheet import check
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange.shared.notebook import notebook_commands, notebook_script
+from memsheet.exchange.shared.notebook import marimo_script, notebook_commands, notebook_script
 from memsheet.guard import parse_json
 
 SCRIPT = """from trl import SFTConfig, SFTTrainer
@@ -158,3 +158,50 @@ def test_what_a_notebooks_commands_train_is_its_job_and_not_what_it_asks_afterwa
 def test_a_command_has_the_plain_values_that_names_have_where_it_runs(cells: list[str], command: str) -> None:
     script = notebook_script(notebook([("code", one) for one in cells]), "a.ipynb", parse_json)
     assert notebook_commands(script).strip() == command
+
+
+MARIMO_TRAINING = """import marimo
+
+app = marimo.App()
+
+
+@app.cell
+def _():
+    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+    return AutoModelForCausalLM, Trainer, TrainingArguments
+
+
+@app.cell(hide_code=True)
+def _(AutoModelForCausalLM, Trainer, TrainingArguments):
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype="bfloat16")
+    args = TrainingArguments("o", per_device_train_batch_size=2, bf16=True)
+    Trainer(model=model, args=args, train_dataset=rows).train()
+    return (
+        model,
+    )
+
+
+if __name__ == "__main__":
+    app.run()
+"""
+
+
+def test_cells_of_marimo_stand_on_their_lines_as_a_script() -> None:
+    script = marimo_script(MARIMO_TRAINING)
+    told, lines = MARIMO_TRAINING.splitlines(), script.splitlines()
+    assert len(lines) == len(told)
+    assert lines[7] == told[7].strip()
+    assert "return" not in script
+    assert marimo_script(script.replace("marimo.App", "other.App")) == script.replace(
+        "marimo.App", "other.App"
+    )
+
+
+def test_a_notebook_of_marimo_has_the_sheet_of_its_script(tmp_path: Path) -> None:
+    (notebook := tmp_path / "a.py").write_text(MARIMO_TRAINING)
+    (script := tmp_path / "b.py").write_text(marimo_script(MARIMO_TRAINING).replace("marimo", "other"))
+    found, plain = (check(one, gpus="1xH100-80GB", seq_len=512) for one in (notebook, script))
+    assert found.answer is not None, found.why_not
+    assert plain.answer is not None
+    assert found.answer.sheets == plain.answer.sheets

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memsheet.exchange.formats.axolotl.rows import (
+    BUILT_IN,
     CUT,
     DEEPSPEED,
     OFFLOADS,
     OTHER_KERNEL,
     TOP_VERSION,
+    adapter_word,
     cuts_logits,
     has_other_kernel,
     keeps_embeddings_fp32,
@@ -141,13 +143,13 @@ def axolotl_implied_keys(values: Values) -> dict[str, Any]:
     if has_other_kernel(values):
         found[OTHER_KERNEL] = kernel_word(values)
     unsaid = all(values.get(kernel) is None for kernel in LORA_KERNELS)
-    eight = values.get("adapter") == "lora" and parse_switch(values.get("load_in_8bit"))
+    eight = adapter_word(values) == "lora" and parse_switch(values.get("load_in_8bit"))
     barred = (
         any(parse_switch(values.get(at)) for at in ("trust_remote_code", "nvfp4_merge_aware"))
         or values.get("rl")
         or eight
     )
-    if values.get("adapter") in ("lora", "qlora") and unsaid and not barred and not _first_fsdp(values):
+    if adapter_word(values) in BUILT_IN and unsaid and not barred and not _first_fsdp(values):
         found |= dict.fromkeys(LORA_KERNELS, True)  # schemas/config.py:1901-2002
     sharded = any(at.startswith("fsdp_config.") for at in values)
     if sharded and any(parse_switch({**values, **found}.get(kernel)) for kernel in LORA_KERNELS):
@@ -170,7 +172,7 @@ def axolotl_moves(values: Values, asked: Values) -> Iterator[Moved]:
         )
     if (
         parse_switch(values.get("load_in_4bit"))
-        and values.get("adapter") == "lora"
+        and adapter_word(values) == "lora"
         and asked.get("@parameters")
     ):
         # v0.12.0 loaders/model.py:516, v0.13.0 :712: the keyword of from_pretrained, and then nothing

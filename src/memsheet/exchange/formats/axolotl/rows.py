@@ -55,6 +55,16 @@ def fully_sharded(values: Values) -> bool:
     )
 
 
+BUILT_IN = ("lora", "qlora")
+
+
+def adapter_word(values: Values) -> str:
+    """The adapter that a file means: ``q-lora`` and ``QLoRA`` are qlora, at which its parser stops."""
+    said = str(values.get("adapter") or "")
+    meant = "".join(filter(str.isalnum, said.lower()))
+    return meant if meant in BUILT_IN else said
+
+
 def by_deepspeed(values: Values) -> bool:
     return bool(values.get("deepspeed")) or bool(inline_deepspeed_values(values))
 
@@ -258,7 +268,7 @@ def _read_adapter_kind(value: Any, values: Values) -> Mapping[str, Any]:
         if by_deepspeed(values) or values.get("peft_autocast_adapter_dtype") is False
         else "fp32"
     )
-    return {"adapter.kind": kind if value in ("lora", "qlora") else value, "adapter.dtype": kept}
+    return {"adapter.kind": kind if adapter_word(values) in BUILT_IN else value, "adapter.dtype": kept}
 
 
 def _adapter_value_reader(key: str) -> Any:
@@ -281,7 +291,7 @@ def _read_load_in_4bit(value: Any, values: Values) -> Mapping[str, Any]:
     """
     return (
         {"quantization.weights": "nf4", "quantization.double_quant": True}
-        if parse_switch(value) and values.get("adapter") == "qlora"
+        if parse_switch(value) and adapter_word(values) == "qlora"
         else {}
     )
 
@@ -297,7 +307,7 @@ def _read_quantized_experts(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_load_in_8bit(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"quantization.weights": "int8"} if parse_switch(value) and values.get("adapter") == "lora" else {}
+    return {"quantization.weights": "int8"} if parse_switch(value) and adapter_word(values) == "lora" else {}
 
 
 def _load_in_4bit(asked: Values) -> Any:
