@@ -19,6 +19,7 @@ LOGITS = Frame("temporaries", "loss", "the loss, whose logits are tokens × voca
 SCORES = Frame("saved_activations", "attention/scores", "attention scores written out in full")
 GATHER = Frame("unsharded_parameters", "model", "weights gathered whole from their shards")
 STATES = Frame("optimizer_states", "optimizer", "the optimizer's states, made in the first step")
+FIRST_UPDATE = Frame("optimizer_states", "optimizer", "the optimizer's states, made in its first update")
 BACKWARD = Frame("temporaries", "backward", "gradients of activations on their way back")
 WEIGHTS = Frame("parameters", "model", "the model's weights as they are loaded", "load")
 SERVED = Frame("temporaries", "sampler", "the sampler, [sequences, vocabulary]", "run")
@@ -113,7 +114,8 @@ FRAMES: dict[str, Frame] = {
                      "all_gather_coalesced", "_pre_forward_unshard", "fetch_sub_module", "_unshard", "_alloc_padded_unsharded_flat_param",
                      "alloc_all_gather_outputs", "init_unsharded_param", "_get_param_all_gather_inputs", "init_all_gather_outputs"), GATHER),
     **dict.fromkeys(("_multi_tensor_adam", "_multi_tensor_adamw", "_multi_tensor_sgd", "_multi_tensor_adagrad", "_multi_tensor_adafactor"), STEP_SIZES),
-    **dict.fromkeys(("_init_group", "_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
+    "_init_group": FIRST_UPDATE,
+    **dict.fromkeys(("_fused_adam", "_fused_adamw", "init_state", "adamw", "adam",
                      "initialize_optimizer_states", "_single_tensor_adamw", "lomo_update"), STATES),
     **dict.fromkeys(("backward", "_engine_run_backward", "run_backward"), BACKWARD),
     **dict.fromkeys(("recompute_fn", "unpack_hook", "_checkpoint_without_reentrant_generator"), RECOMPUTED),

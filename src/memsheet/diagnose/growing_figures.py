@@ -136,11 +136,17 @@ def _series_of_parts(parts: Iterable[_Part]) -> Iterator[Series]:
 
 
 def _sets_size(words: Sequence[str], rows: Sequence[_Part], column: int) -> bool:
-    """Whether another column is of a size that is set (``bs=4``, ``512px``, ``8k``) and grows, too."""
+    """Whether another column is of a size that is set (``bs=4``, ``512px``, ``8k``) and grows, too: not what
+    is as large or larger everywhere in the same unit, as a peak is beside what is allocated.
+    """
     for other in range(len(rows[0].figures)):
         around = f"{words[other]}\0{words[other + 1] if other + 1 < len(words) else ''}"
         grows = other != column and rows[0].figures[other] < rows[-1].figures[other]
-        if grows and (_SETTING.search(around) or rows[0].units[other]):
+        unit = rows[0].units[other]
+        covers = unit == rows[0].units[column] and all(
+            row.figures[other] >= row.figures[column] for row in rows
+        )
+        if grows and (_SETTING.search(around) or (unit and not covers)):
             return True
     return False
 

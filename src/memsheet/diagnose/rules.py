@@ -48,7 +48,9 @@ from memsheet.diagnose.causes.phases import (
     SAID,
     Test,
     change_words,
+    first_update_words,
     is_said,
+    lacks_room_for_states,
     long_batch_words,
     more_training_words,
     needs_probs_in_full,
@@ -133,6 +135,7 @@ RULES: tuple[Rule, ...] = (
     *(Rule(Cause.REGIME_CHANGE, is_said(sign), words_of_said(sign)) for sign in SAID),
     Rule(Cause.REGIME_CHANGE, evaluation_alone_dies, evaluation_words),
     Rule(Cause.REAL_NEED, is_too_little_in_evaluation, evaluation_shortage_words, (Cause.REGIME_CHANGE,)),
+    Rule(Cause.REGIME_CHANGE, lacks_room_for_states, first_update_words),
     Rule(Cause.REAL_NEED, is_too_little, shortage_words),
     Rule(Cause.REAL_NEED, fills_its_card, full_card_words),
 )
@@ -205,7 +208,7 @@ def _missing_bytes(cause: Cause, figures: Figures) -> Interval | None:
             return beyond_limit(figures)
         case Cause.NOT_GPU_MEMORY | Cause.WAKE_UP_RACE:
             return None
-        case Cause.REAL_NEED:
+        case Cause.REAL_NEED | Cause.REGIME_CHANGE:
             return short_bytes(figures) if figures.free is not None else None
         case _:
             return (figures.asked - figures.free).positive if figures.free is not None else None

@@ -13,6 +13,7 @@ from memsheet.diagnose.frames import (
     CHECKPOINT_SAVE,
     EVALUATION,
     EVALUATION_STEP,
+    FIRST_UPDATE,
     FRAMES,
     GATHERED,
     GRAPH_CAPTURE,
@@ -25,7 +26,6 @@ from memsheet.diagnose.frames import (
     SCORES,
     SERVER_STEP,
     SERVING,
-    STATES,
     TASKS,
     TRAINS,
     WEIGHTS,
@@ -270,7 +270,7 @@ def _loads_or_infers(
         if said or _loads_shards(log, line):
             named = replace(named, frame=WEIGHTS, phase=named.phase or "load")
     if named.frame is None and not traceback_of(log, line) and first_update_dies(_words_around(log, line)):
-        named = replace(named, frame=STATES)
+        named = replace(named, frame=FIRST_UPDATE)
     if not named.task and not trains and not (programs and programs[0] in SERVERS):
         named = replace(named, task=_task_of_script(own, programs))
     if not named.task and named.frame is None and not trains and _says_it_infers(log, line):
@@ -280,6 +280,12 @@ def _loads_or_infers(
 
 def _with_stated_phase(named: Signs, log: Log, line: int, of_server: str) -> Signs:
     """The same, with how far a server had come, or that it was an evaluation, where the text says it."""
+    if (
+        not named.phase
+        and named.frame is None
+        and _WAKES.search("\n".join(log.lines[max(0, line - 3) : line]))
+    ):
+        named = replace(named, phase="wake")
     if not named.phase and (phase := _phase_of_server("\n".join(log.lines[:line]), of_server)):
         frame = named.frame or (GRAPH_CAPTURE if phase == "graphs" else None)
         named = replace(named, phase=phase, frame=frame)
@@ -399,6 +405,11 @@ _POOLED = re.compile(
 )
 _WARMS_UP = re.compile(r"Method Warmup encountered an error|Warming up model")
 """text-generation-inference's launcher: a trial run of the largest prompt, before its cache is made."""
+_WAKES = re.compile(
+    r"\b(?:wake_up|resume_memory_occupation)\((?!\w{1,40}:)"
+    r"|(?:POST|/)\W{0,3}(?:wake_up|resume_memory_occupation)\b"
+)
+"""A line of a log in which a sleeping server is told to take its memory back."""
 _CAPTURES = re.compile(
     r"Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.frames import (
     FEED_FORWARD,
+    FIRST_UPDATE,
     FRAMES,
     HEAD_LOGITS,
     LOGITS,
@@ -16,7 +17,6 @@ from memsheet.diagnose.frames import (
     SCORES,
     SERVED,
     SERVER_CACHE,
-    STATES,
     TASKS,
     Frame,
 )
@@ -52,7 +52,7 @@ _MADE = (
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\((?:.{0,40}\btranspose\(|\s*$)", re.MULTILINE), SCORES),
     (re.compile(r"\b\w{0,20}(?:key|value)_cache\s{0,3}=(?!=)\s{0,3}torch\.(?:zeros|empty)\("), SERVER_CACHE),
     (re.compile(r"\btorch\.empty\(\s{0,3}(?:int\()?self\.reduce_bucket_size\b"), REDUCED),
-    (re.compile(r"(?:\bstate\[[^\]\n]{1,30}\]|\bexp_avg(?:_sq)?|\bmomentum_buffer)\s{0,3}=\s{0,3}torch\.(?:zeros|empty|full)(?:_like)?\("), STATES),
+    (re.compile(r"(?:\bstate\[[^\]\n]{1,30}\]|\bexp_avg(?:_sq)?|\bmomentum_buffer)\s{0,3}=\s{0,3}torch\.(?:zeros|empty|full)(?:_like)?\("), FIRST_UPDATE),
 )  # fmt: skip
 """A traceback's lines of code that say by their names what they make, where no function's does
 (microsoft/DeepSpeed 022f223, deepspeed/runtime/zero/stage_1_and_2.py, backward, and ops/adam/fused_adam.py,

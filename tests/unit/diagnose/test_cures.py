@@ -392,6 +392,71 @@ def test_a_script_that_ends_where_it_loads_needs_room_for_weights(line: str) -> 
     assert any("batch" in cure.change for cure in later.cures if cure.helps != NO)
 
 
+SMI_OF_ANOTHER = """| NVIDIA-SMI 550.90.07   Driver Version: 550.90.07   CUDA Version: 12.4 |
+| N/A   41C    P0             118W /  400W |   {used}MiB /  81559MiB |      0%      Default |
+|    0   N/A  N/A    1183402      C   VLLM::EngineCore                           {used}MiB |
+"""
+
+
+@pytest.mark.parametrize(
+    ("used", "cause"), [(64306, Cause.OTHER_PROCESS), (2048, Cause.ENGINE_UNDERPROVISION)]
+)
+def test_a_card_that_another_held_before_weights_were_loaded_is_no_small_share(
+    used: int, cause: Cause
+) -> None:
+    left = (81559 - used) / 1024 - 0.44
+    lines = (
+        f"Load weight begin. avail mem={left:.2f} GB\n"
+        f"Load weight end. elapsed=8 s, avail mem={left - 15.05:.2f} GB, mem usage=15.05 GB.\n"
+    )
+    found = diagnose_texts({"log": SMI_OF_ANOTHER.format(used=used) + lines + NO_ROOM})
+    assert found.cause is cause
+
+
+@pytest.mark.parametrize(
+    "call", ['[rollout pid=2] wake_up(tags=["weights"])', "INFO: POST /resume_memory_occupation"]
+)
+def test_a_server_that_was_just_told_to_wake_races_for_its_memory(call: str) -> None:
+    message = modern(
+        "14.25 GiB",
+        "79.11 GiB",
+        "31.05 GiB",
+        "1.06 GiB",
+        "0.50 GiB",
+        "10.00 MiB",
+        others=((4411, "46.93 GiB"),),
+    )
+    assert diagnose_texts({"log": f"offload: start\n{call}\n{message}"}).cause is Cause.WAKE_UP_RACE
+    apart = "\n".join((call, *("step loss 1.0",) * 4, message))
+    assert diagnose_texts({"log": apart}).cause is not Cause.WAKE_UP_RACE
+
+
+CARD_OF_WEIGHTS = modern("172.00 MiB", "14.75 GiB", "111.51 MiB", "14.63 GiB", "13.98 GiB", "20.00 MiB")
+
+
+@pytest.mark.parametrize(
+    ("line", "sixteen"),
+    [
+        ('model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-2-7b-hf").to("cuda")', 'from_pretrained(…, torch_dtype="auto")'),
+        ('model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-2-7b-hf", torch_dtype=torch.float16).to("cuda")', None),
+    ],
+)  # fmt: skip
+def test_weights_of_four_bytes_are_first_read_as_two(line: str, sixteen: str | None) -> None:
+    found = diagnose_texts(
+        {"log": f"{line}\n{traced('convert', module='torch/nn/modules/module.py')}{CARD_OF_WEIGHTS}"}
+    )
+    assert (found.cures[0].change == "weights in 16 bits") is (sixteen is not None)
+    assert sixteen is None or found.cures[0].where == sixteen
+
+
+def test_the_model_of_another_library_in_this_process_is_named() -> None:
+    lines = "load_tensors:        CUDA0 model buffer size =  8148.38 MiB\n"
+    message = modern("512.00 MiB", "23.53 GiB", "280.64 MiB", "23.26 GiB", "11.63 GiB", "88.00 MiB")
+    found = diagnose_texts({"log": lines + message})
+    assert found.cause is Cause.OUTSIDE_ALLOCATOR
+    assert "n_gpu_layers" in found.cures[0].where
+
+
 UPDATES = (
     "The backward of the first batch goes through, but optimizer.step() of the very first step dies:",
     "With accumulation 8 the micro steps run fine, the crash comes at the first weight update (AdamW).",
@@ -405,7 +470,20 @@ def test_states_are_what_a_first_update_lacks_room_for(words: str) -> None:
     found = diagnose_texts({"log": f"{words}\n{message}"})
     assert found.term is not None
     assert found.term.component == "optimizer_states"
+    assert found.cause is Cause.REGIME_CHANGE
     assert not any("batch" in cure.change for cure in found.cures if cure.helps != NO)
+
+
+@pytest.mark.parametrize(
+    ("function", "cause"),
+    [("_init_group", Cause.REGIME_CHANGE), ("initialize_optimizer_states", Cause.REAL_NEED)],
+)
+def test_states_that_are_made_before_any_step_change_none(function: str, cause: Cause) -> None:
+    message = modern("96.00 MiB", "47.53 GiB", "49.80 MiB", "47.48 GiB", "46.80 GiB", "27.00 MiB")
+    found = diagnose_texts({"log": traced("step", function) + message})
+    assert found.cause is cause
+    assert found.missing is not None
+    assert found.missing.low > 0
 
 
 def test_pictures_that_are_decoded_are_first_decoded_in_tiles() -> None:

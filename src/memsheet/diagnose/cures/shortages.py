@@ -84,6 +84,7 @@ def for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure
         return
     phase = signs.phase or (signs.frame.phase if signs.frame else "")
     if found := OF_PHASE.get(signs.phase) or (OF_PHASE[phase] if phase in ("save", "restore") else ()):
+        yield from _in_sixteen_bits(signs, term)
         yield from found
         return
     if states := tuple(_for_states(signs, term)):
@@ -101,6 +102,25 @@ def for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure
     elif term is not None and term.path == "attention/scores":
         yield without_scores(figures, place_of_scoreless(signs))
     yield from _for_micro_batch(figures, signs, term)
+
+
+_OF_TRANSFORMERS = re.compile(r"\bfrom_pretrained\b|\btransformers\b")
+_READS_HALF = re.compile(
+    r"\b(?:torch_)?dtype\s{0,3}[=:]\s{0,3}[\"']?(?:torch\.)?(?:b?float16|half|auto|bf16|fp16)\b"
+    r"|\.(?:half|bfloat16)\(\)"
+)
+
+
+def _in_sixteen_bits(signs: Signs, term: Term | None) -> Iterator[Cure]:
+    """Of weights of four bytes a number that are being loaded: what reads them as two."""
+    every = (term, *term.others) if term is not None else ()
+    whole = every and all(each.component == "parameters" and each.shape.endswith(" fp32") for each in every)
+    if signs.phase == "load" and whole and not _READS_HALF.search(signs.text):
+        ours = _OF_TRANSFORMERS.search(signs.text)
+        yield Cure(
+            change="weights in 16 bits", helps=MAYBE, why="they are loaded with four bytes a number",
+            where='from_pretrained(…, torch_dtype="auto")' if ours else "model.half() before .to(device)",
+        )  # fmt: skip
 
 
 def _for_states(signs: Signs, term: Term | None) -> Iterator[Cure]:

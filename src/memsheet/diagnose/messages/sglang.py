@@ -6,8 +6,9 @@ import re
 from decimal import Decimal
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, printed_bytes, size_words
+from memsheet.diagnose.interval import Interval, printed_bytes, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.messages.nvidia_smi import Holder, card_table, listed_holders
 from memsheet.diagnose.messages.stated import (
     MOST_SHARE,
     STEP,
@@ -60,7 +61,35 @@ def _shares_for_cache(message: Message, log: Log) -> tuple[Cure, ...]:
     return tuple(replace(cure, why=". ".join(filter(None, (cure.why, leaves)))) for cure in found)
 
 
+def _holders_before_weights(log: Log) -> tuple[Interval, tuple[Holder, ...]] | None:
+    """What was gone of the card before weights were loaded, and the processes of nvidia-smi's table of one
+    card that hold nine tenths of it or more.
+    """
+    table, left = card_table(log), pool_facts(log).get("left_before_weights_bytes")
+    if table is None or left is None or len(table.cards) != 1:
+        return None
+    gone, holders = (table.cards[0][1] - left).positive, listed_holders(log)
+    held = sum_intervals(each.size for each in holders)
+    return (gone, holders) if holders and held.low * 10 >= gone.low * 9 and held.low <= gone.high else None
+
+
+def _held_before(gone: Interval, holders: tuple[Holder, ...]) -> Judgement:
+    whose = ", ".join(f"{each.name} (process {each.pid}) {size_words(each.size)}" for each in holders)
+    return Judgement(
+        causes=(Cause.OTHER_PROCESS,),
+        because=f"{size_words(gone)} of the card were gone before weights were loaded: {whose}; the server's share is of what was "
+        "left, and its weights take all of that",
+        cures=(
+            Cure(change="free what others hold of the card", helps=MAYBE, where="nvidia-smi"),
+            Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
+            Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
+        ),
+    )  # fmt: skip
+
+
 def _too_little(message: Message, log: Log) -> Judgement:
+    if held := _holders_before_weights(log):
+        return _held_before(*held)
     parallel = stated_number(log, message.line, "tp_size", "tensor_parallel_size", "tp")
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),

@@ -7,7 +7,16 @@ with stacks an allocation without one is backward's.
 
 from __future__ import annotations
 
-from memsheet.diagnose.frames import BACKWARD, FRAMES, GATHER, LOGITS, RECOMPUTED, STATES, WEIGHTS
+from memsheet.diagnose.frames import (
+    BACKWARD,
+    FIRST_UPDATE,
+    FRAMES,
+    GATHER,
+    LOGITS,
+    RECOMPUTED,
+    STATES,
+    WEIGHTS,
+)
 from memsheet.diagnose.frames import Frame as Known
 from memsheet.diagnose.snapshot.history import Frame
 from memsheet.frozen import NamedTuple
@@ -101,7 +110,7 @@ def _known_frame(frame: Frame) -> Known | None:
 def _instant_of(known: Known, names: set[str], *, backward: bool) -> Instant | None:
     if backward:
         return Instant.BACKWARD
-    if known in (STATES, STEP):
+    if known in (STATES, FIRST_UPDATE, STEP):
         return Instant.OPTIMIZER_STEP
     if known.component == LOGITS.component and known.path.startswith(LOGITS.path):
         return Instant.LOSS

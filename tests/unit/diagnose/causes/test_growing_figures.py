@@ -29,6 +29,8 @@ FORMS: tuple[Callable[[int, float], str], ...] = (
     lambda n, size: f"1{n}:00  {size * 2**30:.0f}",
     lambda n, size: f"req={n}000 vram_used_mb={size * 1024:.0f}",
     lambda n, size: f"эпоха {n}: {size:.1f} ГБ",
+    lambda n, size: f"[epoch {n}] loss={9 - n}.5 显存已分配={size:.2f} GiB 峰值={size + 2.05:.2f} GiB",
+    lambda n, size: f"round {n} holds {size:.2f} GiB, top {size + 1.5:.2f} GiB",
 )
 
 

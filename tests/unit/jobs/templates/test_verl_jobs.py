@@ -528,7 +528,8 @@ def test_a_model_that_is_called_by_a_variable_without_its_sign_is_told_which(tmp
 
 D = "distillation"
 DISTILS = (
-    f"{D}.enabled=True {D}.n_gpus_per_node=2 {D}.nnodes=1 {D}.teacher_models.teacher_model.model_path=Qwen/Qwen3-1.7B "
+    f"{D}.enabled=True {D}.n_gpus_per_node=2 {D}.nnodes=1 "
+    f"{D}.teacher_models.teacher_model.model_path=Qwen/Qwen3-1.7B "
     f"{D}.teacher_models.teacher_model.inference.tensor_model_parallel_size=1 "
     f"{D}.distillation_loss.loss_mode="
 )
