@@ -75,6 +75,11 @@ def failing_messages(log: Log) -> tuple[int, list[Message]]:
         if each.judge is not None or "asked" in each.facts
         or not any(abs(other.line - each.line) <= SAME_PLACE for other in (*lasting[max(0, place - 1) : place], *lasting[place + 1 : place + 2]))
     ]  # fmt: skip
+    sized = [
+        each for place, each in enumerate(sized)
+        if each.kind not in other_devices.DRIVERS
+        or not any("allocated" in other.facts and other.line - each.line <= SAME_PLACE for other in sized[place + 1 : place + 2])
+    ]  # fmt: skip
     caught = len(found) - len(lasting)
     if any(each.kind not in schedulers.WARNINGS for each in sized):
         sized = [each for each in sized if each.kind not in schedulers.WARNINGS]

@@ -354,6 +354,8 @@ def bare_lines(log: Log) -> Iterator[Message]:
     """
     for number, line in enumerate(log.lines):
         if any(word in line for word in _OF_MEMORY) and _BARE.match(line.lstrip("> ")):
+            if "ggml_cuda_host_malloc" in line:  # which takes other pages then (ggml-cuda.cu at 00108827)
+                continue
             if _ASKS_LESS.search(line) and goes_on(log.lines[number + 1 :]):
                 continue
             yield Message(kind="bare", line=number, judge=judge_bare)

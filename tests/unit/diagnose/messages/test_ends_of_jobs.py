@@ -52,6 +52,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("ffmpeg", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
     ),
     "not_gpu_memory": (
+        ("a driver's line before the allocator's", "NvMapMemAllocInternalTagged: 1075072515 error 12\nRuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 29.82 GiB of which 3.10 GiB is free. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 120.00 MiB is reserved by PyTorch but unallocated."),
         ("exits with 137", "the container exits with code 137 a few seconds after 'Loading model weights'"),
         ("killed behind a bar", "Loading checkpoint shards:  33%|###3      | 5/15 [01:02<02:05, 12.5s/it]Killed"),
         ("k8s describe", "Containers:\n  trainer:\n    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Limits:\n      memory:          64Gi\n      nvidia.com/gpu:  1\n"),
@@ -114,6 +115,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pin", 'RuntimeError: CUDA error: out of memory\n  File "/x/torch/utils/data/_utils/pin_memory.py", line 62, in pin_memory\n    return data.pin_memory(device)\nCUDA kernel errors might be asynchronously reported'),
     ),
     "nothing": (
+        ("llama.cpp's pinned pages", "ggml_cuda_host_malloc: failed to allocate 5000.00 MiB of pinned memory: out of memory\nserver is listening"),
         ("a pool that may go on", "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB with freed_by_count=0. The caller indicates that this is not a failure, but this may mean that there could be performance gains if more memory were available."),
         ("slurm exit 9", "srun: error: gpu-03: task 1: Killed\nslurmstepd: error: *** STEP 1.0 ON gpu-03 CANCELLED ***"),
         ("bus core", "Bus error (core dumped)"),
