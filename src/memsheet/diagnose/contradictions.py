@@ -37,6 +37,9 @@ def contradictions_of(message: Message, figures: Figures) -> Iterator[str]:
         )
     elif held is not None and more_than(held, card) and _within(figures.allocated, card):
         yield f"{size_words(held)} are reserved on a card of {size_words(card)}"
+    process = figures.process
+    if process is not None and not shared and more_than(process, card) and _within(held, card):
+        yield f"this process holds {size_words(process)} of a card of {size_words(card)}"
     named = sum_intervals(size for size in (figures.process, *(size for _, size in figures.others)) if size)
     if figures.others and more_than(named, card):
         yield f"its processes hold {size_words(named)} together, and the card has {size_words(card)}"

@@ -23,30 +23,28 @@ from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_f
 from memsheet.diagnose.frames import PROFILE, SERVING
 from memsheet.diagnose.identities import product_of_text, tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
-from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term, messages_of
+from memsheet.diagnose.log_messages import (
+    SAME_FAILURE,
+    SAME_PLACE,
+    SIGNS,
+    context_facts,
+    failing_messages,
+    first_of_each_card,
+    fullest_of_card,
+    is_servers_own,
+    stands_in,
+)
+from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term
 from memsheet.diagnose.messages import (
     below_torch,
     colocated,
-    deepspeed,
     host,
-    jax,
-    llama_cpp,
     memory_summary,
     nvidia_smi,
-    other_devices,
-    other_runtimes,
-    other_servers,
-    schedulers,
-    sglang,
-    step_lines,
-    torch_allocator,
-    unsupported_settings,
-    vllm,
 )
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, read_signs
-from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.frozen import dataclass, field, replace
 from memsheet.units import MIB
 
@@ -54,33 +52,6 @@ if TYPE_CHECKING:
     from memsheet.budget import Answer
     from memsheet.diagnose.snapshot.findings import SnapshotFacts
 
-EMITTERS = (
-    below_torch,
-    deepspeed,
-    host,
-    jax,
-    llama_cpp,
-    memory_summary,
-    nvidia_smi,
-    other_devices,
-    other_servers,
-    schedulers,
-    sglang,
-    step_lines,
-    torch_allocator,
-    unsupported_settings,
-    vllm,
-)
-SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
-SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS, *other_servers.OWN_FORMS)
-FORMS = (
-    *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.STAND_INS,
-    *other_servers.FORMS,
-)  # fmt: skip
-SAME_FAILURE, SAME_PLACE = 200, 3
-"""Lines behind a failed request within which a server's own words are of the same failure; lines within which
-two forms are one message.
-"""
 WITHOUT_WORDS = ("driver", "bare")
 """Kinds of messages that say nothing but that memory ran out."""
 FILLED = "what the process held is memory_summary()'s: the message does not say it"
@@ -128,11 +99,11 @@ class Diagnosis:
 def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) -> Diagnosis:
     """What texts of one job, by their names, come to. ``known``: sizes of the plan, where there is one."""
     log = cleaned_log(texts.values(), SIGNS)
-    inputs, context = tuple(texts), _context_facts(log)
-    caught, messages = _failing_messages(log)
+    inputs, context = tuple(texts), context_facts(log)
+    caught, messages = failing_messages(log)
     if not messages:
         return _without_message(inputs, log, context, caught)
-    cards = [_fullest_of_card(each, messages) for each in _first_of_each_card(messages)]
+    cards = [fullest_of_card(each, messages) for each in first_of_each_card(messages)]
     judged = [(first, _judged_message(first, messages, log, known or Axes())) for first in cards]
     first, found = min(judged, key=lambda pair: _severity(pair[1]))
     besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
@@ -140,30 +111,6 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
         found, inputs=inputs, facts={**context, **found.facts},
         notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught, found.cause, nvidia_smi.card_table(log))),
     )  # fmt: skip
-
-
-def _first_of_each_card(messages: Sequence[Message]) -> list[Message]:
-    """The first message, and that of every other card that is named in one of the same kind: each failed of
-    its own.
-    """
-    first = messages[0]
-    found = {first.words.get("device", ""): first}
-    for each in messages[1:]:
-        if each.kind == first.kind and "device" in each.words and "device" in first.words:
-            found.setdefault(each.words["device"], each)
-    return list(found.values())
-
-
-def _fullest_of_card(first: Message, messages: Sequence[Message]) -> Message:
-    """The same, or where it ends before its figures the next of its size and card that does not."""
-    if first.judge is not None or "allocated" in first.facts or "asked" not in first.facts:
-        return first
-    same = (
-        each for each in messages
-        if each.kind == first.kind and each.facts.get("asked") == first.facts["asked"]
-        and first.words.get("device") in (None, each.words.get("device")) and "allocated" in each.facts
-    )  # fmt: skip
-    return next(same, first)
 
 
 def _severity(found: Diagnosis) -> int:
@@ -181,50 +128,10 @@ def _other_card_notes(
         yield f"card {named[id(found)]} failed of its own: {cause}: {found.because}"
 
 
-def _failing_messages(log: Log) -> tuple[int, list[Message]]:
-    """How many failures were caught and went on, and the messages that were not, in order; of a plain one
-    that says no size and another at the same place the other stays.
-    """
-    found = [
-        *torch_allocator.allocator_messages(log),
-        *messages_of(log, (*SERVER_FORMS, *FORMS)),
-        *host.killed_lines(log),
-    ]
-    found.sort(key=lambda each: each.line)
-    lasting = [each for each in found if not (_was_caught(each, log) or host.is_said_not_to_be(each, log))]
-    sized = [
-        each for place, each in enumerate(lasting)
-        if each.judge is not None or "asked" in each.facts
-        or not any(abs(other.line - each.line) <= SAME_PLACE for other in (*lasting[max(0, place - 1) : place], *lasting[place + 1 : place + 2]))
-    ]  # fmt: skip
-    caught = len(found) - len(lasting)
-    if any(each.kind not in schedulers.WARNINGS for each in sized):
-        sized = [each for each in sized if each.kind not in schedulers.WARNINGS]
-    if any(each.kind in host.KILLERS for each in sized) or schedulers.OTHER_END.search(log.squeezed):
-        sized = [each for each in sized if each.kind != "signal"]
-    if sized or caught:
-        return caught, sized
-    bare = list(below_torch.bare_lines(log))
-    lasting = [each for each in bare if not _was_caught(each, log)]
-    if not bare and (refused := unsupported_settings.refused_settings(log)):
-        return 0, [refused]
-    return len(bare) - len(lasting), lasting
-
-
-def _was_caught(message: Message, log: Log) -> bool:
-    if message.kind == "llama":
-        return llama_cpp.retry_succeeds(message, log)
-    if message.kind == "TensorRT" and other_runtimes.tactic_left_out(log):
-        return True
-    if message.kind in schedulers.WARNINGS:
-        return goes_on(log.lines[message.line + 1 :])
-    return "warning" in message.words or goes_on_behind(message.line, log)
-
-
 def _judged_message(first: Message, messages: list[Message], log: Log, known: Axes) -> Diagnosis:
     """The first message's verdict; a server's own words behind it say more than its bytes."""
     own = next(
-        (each for each in messages if _is_servers_own(each) and 0 <= each.line - first.line <= SAME_FAILURE),
+        (each for each in messages if is_servers_own(each) and 0 <= each.line - first.line <= SAME_FAILURE),
         None,
     )
     signs = _signs_with_plan(read_signs(log, first.line), known)
@@ -259,7 +166,7 @@ def _term_of_judged(
     asked = figures.asked if figures else speaker.facts.get("asked")
     if asked is None or (asked.low != asked.high and figures is None):
         return None
-    trial = replace(signs, frame=signs.frame or PROFILE) if _stands_in(speaker) else signs
+    trial = replace(signs, frame=signs.frame or PROFILE) if stands_in(speaker) else signs
     of_card = Cause.NOT_GPU_MEMORY not in judged.causes
     return (tensor_of(asked, trial, known) if of_card else None) or product_of_text(asked, signs.text)
 
@@ -277,7 +184,7 @@ def _stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
     if "free" in first.facts:
         return None
     behind = [each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE]
-    named = (each for each in behind if _stands_in(each))
+    named = (each for each in behind if stands_in(each))
     sized = (
         each for each in behind
         if each.judge is not None and each.judge is first.judge and len(each.facts) > len(first.facts)
@@ -371,25 +278,8 @@ def _diagnosis_of(
     )  # fmt: skip
 
 
-def _stands_in(message: Message) -> bool:
-    return any(message.judge is form.judge for form in other_servers.STAND_INS)
-
-
-def _is_servers_own(message: Message) -> bool:
-    return any(message.judge is form.judge for form in SERVER_FORMS)
-
-
 def _named_facts(message: Message) -> dict[str, Interval]:
     return {f"{name}_bytes": size for name, size in message.facts.items()}
-
-
-def _context_facts(log: Log) -> dict[str, Interval]:
-    """What lines besides the message say of memory."""
-    table = nvidia_smi.card_table(log)
-    return {
-        **colocated.handed_over_facts(log), **deepspeed.step_facts(log), **vllm.server_facts(log), **sglang.pool_facts(log), **memory_summary.summary_facts(log),
-        **(nvidia_smi.table_facts(table) if table else {}),
-    }  # fmt: skip
 
 
 def _without_message(
@@ -438,8 +328,8 @@ def _notes_beside(
     later = sum(
         each.line > min(firsts)
         and each.line not in firsts
-        and not _is_servers_own(each)
-        and not _stands_in(each)
+        and not is_servers_own(each)
+        and not stands_in(each)
         for each in messages
     )
     if later:

@@ -60,7 +60,8 @@ RAN_OUT = (
     [
         (("RTX 3090 memory_limit=4096", RAN_OUT, TENSOR_POOL), Cause.LIMIT_SET, True),
         (("RTX 3090", RAN_OUT, TENSOR_POOL), Cause.REAL_NEED, True),
-        ((RAN_OUT,), Cause.UNKNOWN, False),
+        ((RAN_OUT,), Cause.UNKNOWN, True),
+        ((RAN_OUT, "loss: 2.1", "loss: 2.0"), Cause.UNKNOWN, False),
         ((f"{RAN_OUT} The caller indicates that this is not a failure", TENSOR_POOL), Cause.UNKNOWN, False),
     ],
 )

@@ -184,6 +184,7 @@ def test_pools_are_part_of_what_is_allocated(make: Callable[[Figures], Figures])
         (brackets("2.00 GiB", "23.69 GiB", "10.00 GiB", "9.00 GiB", "20.00 GiB"), "20.00 GiB reserved + 9.00 GiB free"),
         (modern("2.00 GiB", "79.15 GiB", "1.00 GiB", "60.00 GiB", "58.00 GiB", "500.00 MiB", others=((77, "45.00 GiB"),)), "105.00 GiB together"),
         (modern("2.00 GiB", "23.69 GiB", "80.00 GiB", "20.00 GiB", "18.00 GiB", "500.00 MiB"), "80.00 GiB are free of a card of 23.69 GiB"),
+        (modern("2.00 GiB", "23.69 GiB", "1.00 GiB", "78.20 GiB", "22.00 GiB", "100.00 MiB"), "this process holds 78.20 GiB of a card of 23.69 GiB"),
     ],
 )  # fmt: skip
 def test_figures_that_contradict_one_another_decide_nothing(message: str, says: str) -> None:

@@ -11,8 +11,9 @@ from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, modern, traced
 
 from memsheet.diagnose.cleaned import ALIKE, WHOLE, _first_places, cleaned_log, without_prefixes
 from memsheet.diagnose.interval import Interval, printed_bytes
+from memsheet.diagnose.log_messages import SIGNS
 from memsheet.diagnose.message import Cause
-from memsheet.diagnose.verdict import SIGNS, diagnose_texts
+from memsheet.diagnose.verdict import diagnose_texts
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,8 @@ _BARE = re.compile(
     r"|.{0,300}?(?:\b(?:error|exception|failed|failure|refused|fatal)\b|what\(\)).{0,300}?\bout of memory\b"
     r"|.{0,300}?(?:Error|Exception)(?:: |\(['\"]).{0,300}?(?:out of memory|OutOfMemoryError)"
     r"|.{0,300}?\b(?:crash|die|fail|stop|get|rais|throw)\w{0,4}\b.{0,60}?\bResourceExhaustedError\b"
+    r"|.{0,300}?\bAllocator \(GPU_\d{1,3}_bfc\) ran out of memory trying to allocate"
+    r"(?!.{0,300}?The caller indicates)"
     r"|(?!.{0,300}?\b(?:if|may|might|avoid|prevent\w{0,3})\b)"
     r".{0,300}?(?:\b(?:crash|die|fail|stop|get|got|rais|throw|sa[iy]|hit)\w{0,4}\b|报错|报|エラー)"
     r".{0,60}?(?:\bOutOfMemoryError\b|\bCUDA out of memory\b|\bCUDA OOM\b))",
@@ -339,8 +341,11 @@ def echo_words(log: Log) -> str:
 
 _ASKS_LESS = re.compile(
     r"failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
+    r"|_bfc\) ran out of memory"
 )
-"""TensorFlow's pool, which then asks for nine tenths of it (tsl/framework/bfc_allocator.cc, Extend)."""
+"""TensorFlow's pool, which then asks for nine tenths of it (tsl/framework/bfc_allocator.cc, Extend), and
+whose callers may do with less.
+"""
 
 
 def bare_lines(log: Log) -> Iterator[Message]:
@@ -349,6 +354,8 @@ def bare_lines(log: Log) -> Iterator[Message]:
     """
     for number, line in enumerate(log.lines):
         if any(word in line for word in _OF_MEMORY) and _BARE.match(line.lstrip("> ")):
+            if "ggml_cuda_host_malloc" in line:  # which takes other pages then (ggml-cuda.cu at 00108827)
+                continue
             if _ASKS_LESS.search(line) and goes_on(log.lines[number + 1 :]):
                 continue
             yield Message(kind="bare", line=number, judge=judge_bare)

@@ -12,7 +12,7 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 from memsheet.diagnose.messages.holders import without_holders
 from memsheet.diagnose.messages.nvidia_smi import listed_holders
 from memsheet.diagnose.messages.stated import halved, stated_number
-from memsheet.diagnose.named_cards import card_in_text
+from memsheet.diagnose.named_cards import NamedCard, card_in_text
 
 SIGNS = (
     b"cudaMalloc failed", b"failed to allocate", b"unable to allocate", b"retrying without pipeline", b"KV buffer size", b"MiB free",
@@ -102,11 +102,21 @@ def _cures_of_buffer(kind: str, message: Message, log: Log) -> tuple[Cure, ...]:
     return _in_own_words(cures, log)
 
 
-def _held_at_start(asked: Interval | None, free: Interval | None, log: Log) -> str:
+_DEVICE = re.compile(r"(?:using device (?:CUDA|ROCm)|\bDevice )(\d{1,2})(?: \(|: )([^),\n]{3,60})")
+"""What the program calls its devices as it starts (ggml/src/ggml-cuda/ggml-cuda.cu, src/llama.cpp)."""
+
+
+def _card_of(message: Message, log: Log) -> NamedCard | None:
+    """The card of a message's device, as the program names it, else as the text does."""
+    names = dict(_DEVICE.findall(log.text))
+    return card_in_text(names.get(message.words.get("device", ""), "") if names else log.text)
+
+
+def _held_at_start(message: Message, free: Interval | None, log: Log) -> str:
     """In words what others held of the card that a text names before the program had loaded anything, where
     the request fits that card; empty where it does not, or nobody holds more than a context.
     """
-    card = card_in_text(log.text)
+    card, asked = _card_of(message, log), message.facts.get("asked")
     if card is None or asked is None or free is None or asked.high > card.sizes[0]:
         return ""
     whole = Interval(card.sizes[0], card.most)
@@ -149,7 +159,7 @@ def _refused_llama_buffer(message: Message, log: Log) -> Judgement:
             causes=(Cause.REAL_NEED,), term=term, cures=cures[:4], missing=(asked - free).positive,
             because=f"{told}, and {size_words(free)} of the card were free before the model was loaded",
         )  # fmt: skip
-        held = _held_at_start(asked, free, log)
+        held = _held_at_start(message, free, log)
         return _refused_beside_others(lacks, held, log) if held else lacks
     if (asked and asked.low > LARGEST_CARD) or kind:
         return Judgement(
@@ -206,7 +216,7 @@ def retry_succeeds(message: Message, log: Log) -> bool:
 
 
 FORMS = (
-    Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice\d{{1,3}}:cudaMallocfailed"), _refused_llama_buffer, {"asked": "MiB"}),
+    Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice(?P<device>\d{{1,3}}):cudaMallocfailed"), _refused_llama_buffer, {"asked": "MiB"}),
     Form("llama host", re.compile(r"failedtoallocateCPUbuffer|unabletoallocateCPU|failedtoallocatebufferofsize\d{1,18}\S{0,20}?CPU"), _host_buffer),
     Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused_llama_buffer, {"asked": "bytes"}),
     Form("llama", re.compile(r"failedtoallocatebufferforkvcache"), _refused_llama_buffer),

@@ -109,6 +109,8 @@ def _refused_host(_: Message, __: Log) -> Judgement:
 
 
 _BYTES = {"asked": "bytes", "free": "bytes"}
+DRIVERS = ("Jetson", "Ascend", "SYCL", "Gaudi", "driver")
+"""Lines of drivers, behind which PyTorch's own message tells the same failure with its figures."""
 FORMS = (
     Form("Paddle", re.compile(rf"Cannotallocate{sized_pattern('asked')}memoryonGPU\d{{1,3}},(?:\S{{0,80}}?availablememoryisonly{sized_pattern('free')})?"), _refused),
     Form("MindSpore", re.compile(rf"memoryisn'tenoughandallocfailed(?:,kernelname:\S{{0,300}}?,allocsize:(?P<asked>{NUMBER})B)?"), _refused, _BYTES),

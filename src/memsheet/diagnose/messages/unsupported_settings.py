@@ -98,7 +98,7 @@ REFUSALS = (
 
 def refused_settings(log: Log) -> Message | None:
     """The first refusal of a text behind which the program does not go on, where there is one."""
-    found = [(place.start(), one) for one in REFUSALS if (place := one.pattern.search(log.squeezed))]
+    found = [(said.start(), one) for one in REFUSALS if (said := one.pattern.search(log.squeezed))]
     if not found:
         return None
     place, refusal = min(found, key=lambda pair: pair[0])

@@ -45,12 +45,15 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("mlx malloc", "RuntimeError: [metal::malloc] Attempting to allocate 28991029248 bytes which is greater than the maximum allowed buffer size of 17179869184 bytes."),
     ),
     "no figures": (
+        ("a pool's own line alone", "W tensorflow/core/common_runtime/bfc_allocator.cc:497] Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB (rounded to 2147483648)requested by op Conv2D"),
         ("the class in prose", "it just says torch.cuda.OutOfMemoryError and nothing else, qlora on a T4"),
         ("mem only zh", "跑起来报 CUDA out of memory，怎么办"),
         ("cudnn engine", "RuntimeError: GET was unable to find an engine to execute this computation"),
         ("ffmpeg", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
     ),
     "not_gpu_memory": (
+        ("a driver's line before the allocator's", "NvMapMemAllocInternalTagged: 1075072515 error 12\nRuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 29.82 GiB of which 3.10 GiB is free. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 120.00 MiB is reserved by PyTorch but unallocated."),
+        ("exits with 137", "the container exits with code 137 a few seconds after 'Loading model weights'"),
         ("killed behind a bar", "Loading checkpoint shards:  33%|###3      | 5/15 [01:02<02:05, 12.5s/it]Killed"),
         ("k8s describe", "Containers:\n  trainer:\n    State:          Terminated\n      Reason:       OOMKilled\n      Exit Code:    137\n    Limits:\n      memory:          64Gi\n      nvidia.com/gpu:  1\n"),
         ("k8s 137 only", "pod/train-0   0/1   Error   1   command terminated with exit code 137"),
@@ -112,6 +115,8 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pin", 'RuntimeError: CUDA error: out of memory\n  File "/x/torch/utils/data/_utils/pin_memory.py", line 62, in pin_memory\n    return data.pin_memory(device)\nCUDA kernel errors might be asynchronously reported'),
     ),
     "nothing": (
+        ("llama.cpp's pinned pages", "ggml_cuda_host_malloc: failed to allocate 5000.00 MiB of pinned memory: out of memory\nserver is listening"),
+        ("a pool that may go on", "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB with freed_by_count=0. The caller indicates that this is not a failure, but this may mean that there could be performance gains if more memory were available."),
         ("slurm exit 9", "srun: error: gpu-03: task 1: Killed\nslurmstepd: error: *** STEP 1.0 ON gpu-03 CANCELLED ***"),
         ("bus core", "Bus error (core dumped)"),
         ("hip segv", "Memory access fault by GPU node-1 (Agent handle: 0x55d) on address 0x7f. Reason: Page not present or supervisor privilege."),
@@ -172,6 +177,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("bnb managed", "CUDA Error: out of memory at line 422 in file /mmfs1/bitsandbytes/csrc/ops.cu"),
     ),
     "real_need": (
+        ("llama.cpp's second card", "  Device 0: NVIDIA GeForce RTX 3090, compute capability 8.6\n  Device 1: NVIDIA GeForce RTX 3060, compute capability 8.6\nusing device CUDA1 (NVIDIA GeForce RTX 3060) - 11000 MiB free\nallocating 13012.00 MiB on device 1: cudaMalloc failed: out of memory\nalloc_tensor_range: failed to allocate CUDA1 buffer of size 13644070912"),
         ("hip need", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.50 GiB. GPU 0 has a total capacity of 23.98 GiB of which 1.20 GiB is free. Of the allocated memory 21.50 GiB is allocated by PyTorch, and 340.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_HIP_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management"),
         ("xpu", "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 15.56 GiB. Of the allocated memory 14.90 GiB is allocated by PyTorch, and 212.00 MiB is reserved by PyTorch but unallocated. Please use `empty_cache` to release all unoccupied cached memory."),
         ("npu", "RuntimeError: NPU out of memory. Tried to allocate 1.16 GiB (NPU 3; 60.97 GiB total capacity; 58.97 GiB already allocated; 58.97 GiB current active; 540.12 MiB free; 59.60 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try setting max_split_size_mb to avoid fragmentation."),
