@@ -222,8 +222,9 @@ def test_ring_attention_of_another_model_stays_open(tmp_path: Path) -> None:
 
 
 KD = (
-    "deepspeed --module openrlhf.cli.train_kd --max_len 1024 --micro_train_batch_size 2 --pretrain Qwen/Qwen3-0.6B "
-    "--teacher_model Qwen/Qwen3-1.7B --bf16 --flash_attn --gradient_checkpointing --zero_stage"
+    "deepspeed --module openrlhf.cli.train_kd --max_len 1024 --micro_train_batch_size 2 "
+    "--pretrain Qwen/Qwen3-0.6B --teacher_model Qwen/Qwen3-1.7B --bf16 --flash_attn "
+    "--gradient_checkpointing --zero_stage"
 )
 
 
