@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, worst_sheet
+from memsheet.errors import InputError
 from memsheet.exchange.formats.transformers import OF_METHOD
 from memsheet.exchange.formats.trl import METHOD, is_guessed_method
 from memsheet.exchange.formats.verl.losses import ROLES
@@ -54,11 +55,13 @@ from memsheet.jobs.templates.verl import (
     verl_document,
     with_machines_of,
     with_stated_rows,
+    words_of_pictures,
     words_of_unknown_sizes,
 )
 from memsheet.plan.document import model_reference, plan_document
 from memsheet.plan.model import Attention
 from memsheet.plan.workload import Training
+from memsheet.questions.named_models import model_of
 from memsheet.sheet import Component, Instant
 
 VERL, OPENRLHF, SLIME, NEMO_RL = "verl", "openrlhf", "slime", "nemo-rl"
@@ -79,11 +82,22 @@ def _roles_of_launch(read: FileReading, answer: Answer, ask: Mapping[str, Any]) 
     own, foreign = unsaid_longest(values), foreign_engine(values)
     over = (f"{foreign} says for itself what is divided and what leaves the cards",) if foreign else ()
     away = tuple(name for name, role in found["roles"].items() if role["plan"]["task"] == "train")
+    left = (*open_words(values), *words_of_unknown_sizes(at for at, _ in read.unknown))
+    left += words_of_pictures(values) if _sees_pictures(answer) else ()
     return JobDraft(
-        found, (*open_words(values), *words_of_unknown_sizes(at for at, _ in read.unknown)), has_shorter_rows(values), over, elsewhere=away if foreign else (),
+        found, left, has_shorter_rows(values), over, elsewhere=away if foreign else (),
         unsaid_longest=own, accounted=exchanged_keys(values, _sizes_of(answer)), row_ranks=sequence_ranks(values) or 1,
         length_flag="--seq-len",
     )  # fmt: skip
+
+
+def _sees_pictures(answer: Answer) -> bool:
+    """Whether the model that is named has a tower, which the sheet may be without."""
+    try:
+        named = model_of(model_reference(answer.model))
+    except InputError:
+        named = None
+    return bool(answer.model.towers or (named and named.towers))
 
 
 def _of_launcher(

@@ -100,8 +100,8 @@ def judge_job(
     if any(read.unmodelled for read in reads.values()):  # where further models are told
         from memsheet.questions.job_of_files import job_of_files
 
-        told = {"told_length": flags.get("seq_len"), "servers": servers}
-        if whole_job := job_of_files(reads, answer, {**job.ask, **told}):
+        beside = {"told_length": flags.get("seq_len"), "servers": servers}
+        if whole_job := job_of_files(reads, answer, {**job.ask, **beside}):
             return _judge_several(files, job, flags, case, mistakes, whole_job)
     refuse_server_releases(servers, whole.request.get("engine"))
     moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from memsheet.errors import input_error
@@ -45,14 +44,16 @@ def with_server_releases(document: dict[str, Any], servers: Mapping[str, str]) -
     """The job with its servers in the releases that are told. Raises InputError for a server that it has
     not.
     """
-    changed = deepcopy(document)
-    plans = [role["plan"] for role in changed["roles"].values() if role["plan"].get("task") == "infer"]
+    plans = [role["plan"] for role in document["roles"].values() if role["plan"].get("task") == "infer"]
     for program, release in servers.items():
         own = [plan for plan in plans if plan.get("engine") == program]
         if not own:
             held = ", ".join(dict.fromkeys(str(plan.get("engine")) for plan in plans)) or "none"
             why = f"is a release of {program}, and the job's servers are: {held}"
             raise input_error(VERSION, f"{program}=={release}", why, "the release of one of them")
-        for plan in own:
-            plan[VERSION] = release
-    return changed
+    roles = {
+        name: {**role, "plan": {**role["plan"], VERSION: servers[role["plan"]["engine"]]}}
+        for name, role in document["roles"].items()
+        if role["plan"].get("task") == "infer" and role["plan"].get("engine") in servers
+    }
+    return {**document, "roles": {**document["roles"], **roles}}

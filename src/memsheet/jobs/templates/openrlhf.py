@@ -27,7 +27,7 @@ from memsheet.exchange.formats.openrlhf.groups import (
     scored_by,
     training_program,
 )
-from memsheet.exchange.formats.openrlhf.launches import DPO
+from memsheet.exchange.formats.openrlhf.launches import DPO, KD
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.formulas.sharding.partitioned_buckets import BUCKETS
@@ -55,6 +55,13 @@ OF_PAIRS = (8, 10, 10)
 """With the reference's logits, which are read while the policy's in fp32 are held
 (trainer/dpo_trainer.py:157-164).
 """
+TAUGHT, TEACHING = (25, 29, 33), (14, 14, 16)
+"""Bytes of a logit of a student, and while its teacher reads. Of the student: in fp32, what cross-entropy
+keeps, the teacher's, both distributions, their product and its masked copy, and gradients in their place
+(OpenRLHF/OpenRLHF-M 2bf6337 openrlhf/models/loss.py:275-284, :48-51; models/actor.py:234;
+trainer/kd_trainer.py). While the teacher reads: the first two, and its own in sixteen bits and in fp32.
+"""
+TEACHER = "teacher.model_name_or_path"
 SEQUENCES, BATCHED = 128, 2048
 """vLLM's own where its engine is started by code, and nothing of it is said (vllm-project/vllm
 engine/arg_utils.py, usage_context; config/scheduler.py, DEFAULT_MAX_NUM_SEQS).
@@ -72,6 +79,8 @@ def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
     actor, _ = planned_actor(plan)
     if training_program(values) == DPO:
         return JobDraft(_pairs_document(values, actor, model), shorter_rows=True)
+    if training_program(values) == KD:
+        return _taught_job(values, actor, model, sizes)
     placed = placed_roles(values) if is_rl(values) else None
     read = rank_micro_batch(values, "rollout")
     share = values.get("vllm.gpu_memory_utilization", SHARE)
@@ -252,6 +261,42 @@ def _left_open(values: Values, placed: Mapping[str, tuple[int, int]]) -> tuple[s
     if len(scored_by(values)) > 1:
         found.append("further reward models are not counted")
     return tuple(found)
+
+
+def _taught_job(values: Values, actor: dict[str, Any], model: str, sizes: Sizes) -> JobDraft | None:
+    """A student and its teacher in one process, whose forward runs while the student's is kept."""
+    teacher = values.get(TEACHER)
+    if not isinstance(teacher, str) or "$" in teacher:
+        return None
+    bare = {key: held for key, held in actor.items() if key != "adapter"}
+    third = values.get("ds.zero_stage", 2) == 3
+    away = {"teacher": "offloaded"} if third and is_switched_on(values, "teacher.offload") else {}
+    inputs = (
+        SIXTEEN_BITS
+        * sizes.layers
+        * sizes.hidden
+        * (actor.get("microbatch") or 1)
+        * (actor.get("seq_len") or 0)
+    )
+    recomputes = (actor.get("recompute") or {}).get("mode") == "full"
+    kept = extra_item(
+        "saved_activations", "of_student", (0, inputs, inputs), "inputs of the student's layers"
+    )
+    why = "of all tokens, with the distributions of both (openrlhf/models/loss.py:275)"
+    reads = {
+        "name": "teacher", "active": "teacher", "work": "forward", "residents": away, "logits": {"bytes": list(TEACHING), "why": why},
+        **({"items": [kept]} if recomputes else {}),
+    }  # fmt: skip
+    last = {"name": "update_actor", "active": "actor", "residents": away, "logits": {"bytes": list(TAUGHT), "why": why}}  # fmt: skip
+    roles = {
+        "actor": {"model": model, "plan": dict(actor), "trained": True, "process": "trainer"},
+        "teacher": planned_reference(bare, teacher),
+    }
+    phases = [reads, {**last, **_overlap_bucket(values)}]
+    left = () if recomputes else ("what the student keeps while its teacher reads is not counted",)
+    return JobDraft(
+        {"schema": SCHEMA, "name": "openrlhf-kd", "roles": roles, "phases": phases}, left, shorter_rows=True
+    )
 
 
 def _pairs_document(values: Values, actor: Mapping[str, Any], model: str) -> dict[str, Any]:

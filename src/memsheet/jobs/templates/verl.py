@@ -309,7 +309,7 @@ VALIDATED = {"whole": "parameters", "states": "offloaded"}
 
 
 def _only_validates(values: Values) -> bool:
-    """Whether the program ends with the validation before its first step (trainer/ppo/ray_trainer.py:1330-1336:
+    """Whether the program ends with the validation before its first step (trainer/ppo/ray_trainer.py:1330:
     weights are sent, answers are made, and nothing is learnt from).
     """
     first = is_on(values, "trainer.val_before_train", usual=True)
@@ -522,6 +522,15 @@ def words_of_unknown_sizes(keys: Iterable[str]) -> tuple[str, ...]:
     return (
         f"{', '.join(found)} {are} of verl's own: what a changed copy of it does with them is not counted",
     )
+
+
+PICTURES = ("data.image_key", "data.video_key")
+
+
+def words_of_pictures(values: Values) -> tuple[str, ...]:
+    """What stays open of data that has pictures, whose tower runs in every pass of a model that sees."""
+    said = next((at for at in PICTURES if held_value(values, at, None) is not None), "")
+    return (f"what the tower for pictures holds ({said}) is not counted",) if said else ()
 
 
 def unsaid_longest(values: Values) -> str:

@@ -219,3 +219,36 @@ def test_ring_attention_of_another_model_stays_open(tmp_path: Path) -> None:
     script = SCRIPT.replace("--reward.model_name_or_path Qwen/Qwen3-0.6B", "--reward.model_name_or_path Qwen/Qwen3-4B")  # fmt: skip
     found = checked(tmp_path, f"{TOGETHER} --ds.ring_attn_size 2", script)
     assert "ring" in found.doubt
+
+
+KD = (
+    "deepspeed --module openrlhf.cli.train_kd --max_len 1024 --micro_train_batch_size 2 "
+    "--pretrain Qwen/Qwen3-0.6B --teacher_model Qwen/Qwen3-1.7B --bf16 --flash_attn "
+    "--gradient_checkpointing --zero_stage"
+)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_student_holds_its_teacher_s_distributions_beside_its_own(stage: int, tmp_path: Path) -> None:
+    """The teacher reads while the student's step is kept, and is on the host where it is told to be and
+    ranks divide it.
+    """
+    plain = checked(tmp_path, "", f"{KD} {stage}")
+    away = checked(tmp_path, "", f"{KD} {stage} --teacher_offload")
+    document = job_of(plain)
+    assert document["roles"]["teacher"]["model"] == "Qwen/Qwen3-1.7B"
+    assert [phase["name"] for phase in document["phases"]] == ["teacher", "update_actor"]
+    assert not plain.doubt
+    held = [_teacher_at_rest(one) for one in (plain, away)]
+    assert held[0] > 0
+    assert (held[1] == 0) == (stage == 3)
+
+
+def _teacher_at_rest(found: Checked) -> int:
+    assert found.answer is not None
+    when = memsheet.Instant("update_actor/backward")
+    return sum(
+        int(item.at[when].value)
+        for item in found.answer.sheets[0].items
+        if item.path.startswith("teacher/") and item.component.value == "parameters" and when in item.at
+    )

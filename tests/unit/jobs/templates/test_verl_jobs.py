@@ -577,3 +577,12 @@ def test_a_teacher_without_a_model_leaves_the_job_open(tmp_path: Path) -> None:
     found = checked(tmp_path, f"{D}.enabled=True {D}.nnodes=1")
     assert "which teacher runs on how many cards is not said" in found.doubt
     assert not checked(tmp_path, f"{D}.enabled=False {D}.nnodes=1").doubt
+
+
+def test_pictures_leave_a_model_that_sees_open(tmp_path: Path) -> None:
+    """Its tower was counted by its weights alone, and the launch fitted for sure."""
+    sees = SCRIPT.replace("Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-VL-3B-Instruct")
+    for text, opened in ((f"{sees} data.image_key=images", True), (sees, False), (f"{SCRIPT} data.image_key=images", False)):  # fmt: skip
+        (tmp_path / "run.sh").write_text(text)
+        found = memsheet.check(tmp_path / "run.sh", gpus="2xH200")
+        assert ("the tower for pictures" in found.doubt) is opened

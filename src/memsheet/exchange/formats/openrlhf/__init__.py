@@ -32,6 +32,7 @@ from memsheet.exchange.formats.openrlhf.groups import (
 )
 from memsheet.exchange.formats.openrlhf.launches import (
     DPO,
+    KD,
     KTO,
     LAUNCHES,
     REWARD,
@@ -128,6 +129,8 @@ def _placement_notes(values: Values) -> Mapping[str, Any]:
 def _roles_in_words(values: Values) -> str:
     """Which models a step has besides the one that trains; nothing where there are none."""
     method = _method_of_program(values)
+    if training_program(values) == KD:
+        return "distillation: the model alone, without its teacher"
     if not is_rl(values):
         return (
             f"{method.method}: the model alone, without {IN_WORDS[REFERENCE]}"

@@ -21,9 +21,11 @@ with late_functions(__name__):
     from memsheet.exchange.shared.started_programs import module_index, started_programs
 
 
-RL, SFT, DPO, REWARD, KTO = "train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kto"
-PROGRAMS = (RL, SFT, DPO, REWARD, KTO)
-"""Programs that train (cli); the last is of releases before 0.10 (0366071 cli/train_kto.py)."""
+RL, SFT, DPO, REWARD, KTO, KD = "train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kto", "train_kd"
+PROGRAMS = (RL, SFT, DPO, REWARD, KTO, KD)
+"""Programs that train (cli); the last two are of releases before 0.10 (0366071 cli/train_kto.py;
+OpenRLHF/OpenRLHF-M 2bf6337 openrlhf/cli/train_kd.py).
+"""
 MODULE = late_pattern(r"openrlhf\.cli\.\w+")
 FILE = late_pattern(rf"(?:.*/)?(?:{'|'.join(PROGRAMS)})\.py")
 COUNTS = {"nproc_per_node": "--nproc-per-node", "nnodes": "--nnodes", "num_gpus": "--nproc-per-node", "num_nodes": "--nnodes"}  # fmt: skip
@@ -46,7 +48,7 @@ OLDER: Mapping[str, str] = {
     "train_max_tokens_per_gpu": "train.max_tokens_per_gpu", "rollout_max_tokens_per_gpu": "rollout.max_tokens_per_gpu", "max_len": "data.max_len",
     "async_train": "train.async_enable", "enable_ema": "train.enable_ema", "init_kl_coef": "algo.kl.init_coef", "use_kl_loss": "algo.kl.use_loss",
     "advantage_estimator": "algo.advantage.estimator", "entropy_loss_coef": "actor.entropy_coef", "temperature": "rollout.temperature",
-    "ref_offload": "ref.offload", "ref_reward_offload": "ref.offload", "freeze_visual_encoder": "actor.freeze_visual_encoder",
+    "teacher_model": "teacher.model_name_or_path", "teacher_offload": "teacher.offload", "ref_offload": "ref.offload", "ref_reward_offload": "ref.offload", "freeze_visual_encoder": "actor.freeze_visual_encoder",
     "enable_vllm_is_correction": "algo.advantage.is_correction_enable", "beta": "model.beta",
 }  # fmt: skip
 """Flags of releases before 0.10 and what they became (f5b3f08 cli/train_ppo_ray.py; utils/config.py)."""

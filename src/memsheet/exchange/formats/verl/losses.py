@@ -58,8 +58,8 @@ OF_ENTROPY: Mapping[str, Range] = {
     OPEN: (0, 0, 14),
 }
 LEARNT: Mapping[str, Range] = {WHOLE: (4, 4, 4), COMPILED: (6, 6, 6), EAGER: (26, 28, 32), OPEN: (6, 16, 32)}
-"""Bytes that entropy adds to a logit where it is only read, and of a logit where it is learnt from, counted of
-the same operations. Autocast's probabilities in fp32 and what log-sum-exp makes beside them are three
+"""Bytes that entropy adds to a logit where it is only read, and of a logit where it is learnt from, counted
+of the same operations. Autocast's probabilities in fp32 and what log-sum-exp makes beside them are three
 copies of four bytes (utils/torch_functional.py:226-228). Compiled, the forward makes none of them and the
 backward the gradient alone: pytorch/pytorch v2.13.0 torch/_inductor/ir.py, should_realize_on_reuse, inlines
 them into their reductions on a GPU.
