@@ -318,7 +318,7 @@ class Run:
             workspace = 0 if self.multiplied else self.told.workspace
             part = self.part(group.part, self.lifetimes)
             keeps = not self.stretches or number in self.stretches
-            names = number == 0 and entered > 0 and not walk.entry
+            names = (number == 0 and entered > 0 and not walk.entry) or bool(part.own.tape.collected)
             done, x = play_forward(
                 script, part, x, lingers=True, workspace=workspace, keeps_input=keeps, names_input=names
             )

@@ -110,6 +110,7 @@ class Part:
     again: BytesByPath = EMPTY  # recomputed: while its forward runs again, with the gradient that arrived
     behind: BytesByPath = EMPTY  # and at its backward's high-water mark when that is done
     hosted: tuple[Count, ...] = ()  # bytes of what waits on the host, one by one
+    collected: BytesByPath = EMPTY  # of what arrives, what the model's forward names until all layers have run
     lingers: BytesByPath = EMPTY  # of what it retained, what stays until the whole backward is over
     played: tuple[Tape, Tape | None, Axes] | None = (
         None  # its tape, that of a forward that ran before, and the values of their axes
@@ -135,6 +136,7 @@ def select_part(condition: Any, a: Part, b: Part) -> Part:
         again=bag(a.again, b.again),
         behind=bag(a.behind, b.behind),
         hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)),
+        collected=bag(a.collected, b.collected),
         lingers=bag(a.lingers, b.lingers),
     )
 
@@ -149,7 +151,7 @@ def parts_laid_together(found: Sequence[Part], parts: Together) -> Part:
         mixed_stratum()
     bags: dict[str, Any] = {
         name: bags_laid_together([getattr(one, name) for one in found], parts)
-        for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "lingers")
+        for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "collected", "lingers")
     }  # fmt: skip
     return Part(
         **bags,
@@ -352,6 +354,7 @@ def _evaluate_uncached(tape: Tape, axes: Axes, prefix: str, release: Release, fo
             output,
             bool(tape.inputs),
             hosted=hosted,
+            collected=BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.collected - tape.saved)),
             lingers=BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.lingering)),
             played=(tape, None, axes),
         )

@@ -81,6 +81,7 @@ class Tape:
     cached: frozenset[int]  # held until the model's forward ends, by the autocast cache or a local variable
     outputs: frozenset[int]  # handed to the part after
     handed: frozenset[int]  # made by the part before
+    collected: frozenset[int] = frozenset()  # of that, what the model's forward names until all layers have run
     hosted: tuple[int, ...] = ()  # copied to host memory for backward, each as often as it is saved
     recomputed_saved: frozenset[int] = frozenset()  # made again in backward and saved for it
     waiting: frozenset[int] = frozenset()
