@@ -48,7 +48,8 @@ class RecordedPass:
 
     ``saved``: there after forward because backward needs it; ``cached``: until the model's forward ends;
     ``handed``: made by the part before; ``outputs``: handed to the part after; ``collected``: handed, and
-    there until the last layer has run; ``lingering``: saved, and there until the whole backward is over; ``waiting``: gradients there when a forward runs again.
+    there until the last layer has run; ``lingering``: saved, and there until the whole backward is over;
+    ``waiting``: gradients there when a forward runs again.
     """
 
     storages: tuple[RecordedStorage, ...]
