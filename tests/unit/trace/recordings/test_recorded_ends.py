@@ -79,6 +79,7 @@ UNTIED = {
         (COLLECTED_STATES, {**ONE, "recompute": "none", "precision": "bf16-autocast"}),
         slow(SHARED_POSITIONS, {**ONE, "seq_len": 1300}),
         (PARTS, EIGHT),  # layers of which the library names parts
+        slow(ENCODED, {**EIGHT, "zero": 2}),  # an encoder whose layers stay gathered until their backward
         slow(HEADS, EIGHT),  # a list of heads; a table of which a holder never runs
     ],
 )
