@@ -15,7 +15,7 @@ from memsheet.formulas.pipeline import layers_of_stage, stage_model
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay.order import THREADS, Buffers, StepContext
 from memsheet.formulas.replay.steps import Reserved
-from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights
+from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights, units_beside_layers
 from memsheet.formulas.sharding.resident_state import DUMMY_WGRAD
 from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
 from memsheet.formulas.states.held import HeldTensor, held_tensors
@@ -25,7 +25,7 @@ from memsheet.formulas.tapes.kernel_scratch import BACKWARD_SCRATCH
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
-from memsheet.plan.engine import Engine
+from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, Schedule
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
@@ -199,6 +199,8 @@ def _equal_steps_reserved(
         walk = replace(walk, tied=True)  # embeddings and head are the root's
     idle, rooted = _parameters_beside(model, plan, walk)
     told = replace(told, idle=idle, rooted=rooted, head_elements=int(head_elements(model)))
+    if engine.sharding is Sharding.PER_PARAMETER_SHARDS and not plan.reshard_after_forward:
+        told = replace(told, beside_units=units_beside_layers(model, plan))
     tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
     backward = _tensor_bytes(items, Instant.BACKWARD)

@@ -225,12 +225,27 @@ def gradients_beside_layers(model: ModelSpec, plan: Plan) -> BytesByPath:
     return single_row(Component.GRADIENTS, "beside layers", sum(sizes))
 
 
-def _tensors_beside_layers(model: ModelSpec, plan: Plan) -> Iterator[tuple[str, HeldTensor]]:
-    """Those of the layers that a model on record has beside its own, each with its unit."""
-    units = model.recording.units if model.recording else ()
+def units_beside_layers(model: ModelSpec, plan: Plan) -> tuple[tuple[HeldTensor, ...], ...]:
+    """The same, layer by layer: of each unit its tensors, as many times over as there are such layers."""
+    found: dict[str, list[HeldTensor]] = {}
     for weight in model.extras:
         path = fold_path_indices(weight.path)
-        unit = next((one for one in units if path.startswith(f"{one}.")), None)
+        unit = next((one for one in _units_of(model) if path.startswith(f"{one}.")), "")
+        if unit and weight.role is not Role.BUFFER:
+            at = ".".join(weight.path.split(".")[: unit.count(".") + 1])
+            found.setdefault(at, []).extend(tensors_on_rank(weight.path, weight, 1, plan))
+    return tuple(map(tuple, found.values()))
+
+
+def _units_of(model: ModelSpec) -> tuple[str, ...]:
+    return model.recording.units if model.recording else ()
+
+
+def _tensors_beside_layers(model: ModelSpec, plan: Plan) -> Iterator[tuple[str, HeldTensor]]:
+    """Those of the layers that a model on record has beside its own, each with its unit."""
+    for weight in model.extras:
+        path = fold_path_indices(weight.path)
+        unit = next((one for one in _units_of(model) if path.startswith(f"{one}.")), None)
         if weight.role is not Role.BUFFER and unit is not None:
             yield from ((unit, one) for one in tensors_on_rank(path, weight, 1, plan))
 
