@@ -25,7 +25,7 @@ from memsheet.formulas.tapes.kernel_scratch import BACKWARD_SCRATCH
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
-from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan, Schedule
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, sum_byte_ranges
@@ -199,7 +199,7 @@ def _equal_steps_reserved(
         walk = replace(walk, tied=True)  # embeddings and head are the root's
     idle, rooted = _parameters_beside(model, plan, walk)
     told = replace(told, idle=idle, rooted=rooted, head_elements=int(head_elements(model)))
-    if engine.sharding is Sharding.PER_PARAMETER_SHARDS and not plan.reshard_after_forward:
+    if not plan.reshard_after_forward:  # which the runs that gather units read
         told = replace(told, beside_units=units_beside_layers(model, plan))
     tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
