@@ -47,8 +47,9 @@ class RecordedPass:
     (what happens, to which).
 
     ``saved``: there after forward because backward needs it; ``cached``: until the model's forward ends;
-    ``handed``: made by the part before; ``outputs``: handed to the part after; ``lingering``: saved, and
-    there until the whole backward is over; ``waiting``: gradients there when a forward runs again.
+    ``handed``: made by the part before; ``outputs``: handed to the part after; ``collected``: handed, and
+    there until the last layer has run; ``lingering``: saved, and there until the whole backward is over;
+    ``waiting``: gradients there when a forward runs again.
     """
 
     storages: tuple[RecordedStorage, ...]
@@ -58,6 +59,7 @@ class RecordedPass:
     cached: tuple[int, ...] = ()
     handed: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    collected: tuple[int, ...] = ()
     lingering: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
 
@@ -351,7 +353,7 @@ def run_from(document: Mapping[str, Any] | None) -> RecordedRun | RecordedGenera
     )
 
 
-PLACES = ("saved", "cached", "handed", "outputs", "lingering", "waiting")
+PLACES = ("saved", "cached", "handed", "outputs", "collected", "lingering", "waiting")
 """The fields of a pass that name storages by their places."""
 OF_NO_LAYER = ("shared", "masks", "until_loss", "named")
 """The fields of a run that hold storages of no part."""

@@ -141,12 +141,14 @@ def cached_forward_tensors(
     walk: StageLayers, run: int, repetition: int, place: int
 ) -> list[tuple[Count, BytesByPath]]:
     """What the model's forward keeps besides: embeddings it still names, weights' casts of layers that save
-    nothing.
+    nothing, states of layers that it collects.
     """
+    here = walk.layers[run].pattern
+    times = [(layers.count, group) for layers in walk.layers[:run] for group in layers.pattern]
+    times += [*((repetition, group) for group in here), *((1, group) for group in here[:place])]
     moment = [(1, walk.embeddings.part.cached)] if walk.embeddings else []
-    moment += [(layers.count, group.part.cached) for layers in walk.layers[:run] for group in layers.pattern]
-    moment += [(repetition, group.part.cached) for group in walk.layers[run].pattern]
-    return moment + [(1, group.part.cached) for group in walk.layers[run].pattern[:place]]
+    moment += [(count, group.part.cached) for count, group in times]
+    return moment + [(count, group.part.collected) for count, group in times if group.part.collected.held]
 
 
 def embedding_output(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
@@ -159,6 +161,7 @@ def embedding_output(step: Step, run: int, repetition: int, place: int) -> list[
         walk.embeddings is None
         or agreed(run - first + repetition + place == 0)
         or walk.layers[first].pattern[0].part.keeps_input
+        or walk.layers[first].pattern[0].part.collected.held
     ):
         return []
     return [

@@ -66,7 +66,7 @@ RULES: dict[str, Rule] = {
     "optimizer.implementation": _choice_rule("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao", packages.TRANSFORMERS), "optimizer_in_backward": _FLAG, "secondary_shard": _count_rule(high=2**16),
     "gradient_sync": _choice_rule("every", "last"),
     "recompute.mode": _choice_rule("none", "selective", "full"), "recompute.modules": _TEXTS, "recompute.every": _count_rule(high=10_000),
-    "recompute.layers": _count_rule(high=10_000), "recompute.segments": _count_rule(high=10_000),
+    "recompute.layers": _count_rule(high=10_000), "recompute.segments": _count_rule(high=10_000), "recompute.reentrant": _FLAG,
     "attention": _choice_rule("eager", "sdpa", "flash", "cudnn", "xformers"), "loss": _choice_rule("plain", "fused", "chunked", "vocab_parallel"),
     "compile": _FLAG, "dropout": _SHARE,
     "moe.dispatch": _TEXT, "moe.capacity_factor": Rule("number", low=0), "moe.balanced": _FLAG,

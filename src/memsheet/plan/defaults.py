@@ -198,7 +198,7 @@ NEEDS_WEIGHTS = (
 # keys that only the other task reads; any value but these is refused rather than ignored
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {
     "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "image_tokens": (0,), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (), "optimizer.rank": (),
-    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "secondary_shard": (1,), "recompute.modules": (),
+    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "recompute.reentrant": (False,), "loss": ("plain",), "optimizer_in_backward": (False,), "secondary_shard": (1,), "recompute.modules": (),
     "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "adapter.encoder_width": (), "adapter.block_size": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
     "offload.activations": (False,),
 }  # fmt: skip

@@ -129,7 +129,8 @@ def _recompute_document(recompute: Recompute) -> dict[str, Any]:
     them.
     """
     every = recompute.every if recompute.every != 1 else None
-    named = {"modules": list(recompute.modules)} if recompute.modules else {}
+    named: dict[str, Any] = {"modules": list(recompute.modules)} if recompute.modules else {}
+    named |= {"reentrant": True} if recompute.reentrant else {}
     return {
         "mode": recompute.mode.value,
         "every": every,

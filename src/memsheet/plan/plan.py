@@ -222,7 +222,8 @@ class Precision:
 class Recompute:
     """``every``: stretches of so many layers are recomputed together; ``segments``: the stack cut into so
     many stretches; ``layers``: only the first so many are recomputed, each on its own; ``modules``:
-    selective, every module of these names.
+    selective, every module of these names. ``reentrant``: whole layers, by torch's checkpoint that runs a
+    layer to its end before its backward begins, and names the result until that is over.
     """
 
     mode: RecomputeMode = RecomputeMode.NONE
@@ -230,6 +231,7 @@ class Recompute:
     layers: int | None = None
     segments: int | None = None
     modules: tuple[str, ...] = ()
+    reentrant: bool = False
 
     @property
     def by_layers(self) -> bool:

@@ -70,7 +70,13 @@ def recompute_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None)
             else "leave the modules out, or give --recompute selective"
         )
         gaps.wrong("recompute.modules", modules or None, f"does not go with recompute {mode.value}", hint)
-    return Recompute(mode=mode, every=every or 1, segments=segments, layers=counted, modules=modules)
+    if gaps.request.get("recompute.reentrant") and engine.layers is not None:
+        why = f"is a choice of torch's checkpoint, and {engine.name} has its own"
+        gaps.wrong("recompute.reentrant", True, why, "leave it out")
+    reentrant = bool(gaps.request.get("recompute.reentrant")) and mode is RecomputeMode.FULL
+    return Recompute(
+        mode=mode, every=every or 1, segments=segments, layers=counted, modules=modules, reentrant=reentrant
+    )
 
 
 def _attention_modules(model: ModelSpec | None) -> tuple[str, ...]:

@@ -173,6 +173,8 @@ def _no_effect_notes(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
             yield f"{key} = false is accounted as {what}: what differs without is not modelled"
     if gaps.request.get("quantization.experts") and plan.quantization and not plan.quantization.experts:
         yield "quantization.experts = true changes nothing: no layer has experts"
+    if gaps.request.get("recompute.reentrant") and not plan.recompute.reentrant:
+        yield "recompute.reentrant = true changes nothing: no whole layer is recomputed"
     synced = gaps.request.get("gradient_sync")
     if synced and not isinstance(plan.workload, Serving) and agreed(plan.accumulation == 1):
         yield f"gradient_sync = {synced} is of steps of several micro-batches, and this has one"

@@ -327,7 +327,8 @@ def _lora_of_4bit() -> type:
                     self.lora_B[name](self.lora_A[name](self.lora_dropout[name](lowered)))
                     * self.scaling[name]
                 )
-                result = result + (branch if torch.is_autocast_enabled() else branch.to(result.dtype))
+                branch = branch if torch.is_autocast_enabled() else branch.to(result.dtype)
+                result = result + branch
             return result
 
     return Lora4bit

@@ -89,7 +89,8 @@ def lora_of_int8() -> type:
                 plain = torch.is_autocast_enabled()
                 x = x if plain else self._cast_input_dtype(x, next(self.lora_A[name].parameters()).dtype)
                 branch = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](x))) * self.scaling[name]
-                result = result + (branch if plain else branch.to(result.dtype))
+                branch = branch if plain else branch.to(result.dtype)
+                result = result + branch
             return result
 
     return LoraInt8

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memsheet.errors import input_error
-from memsheet.plan.plan import Plan, RecomputeMode
-from memsheet.run.model import layers_of
+from memsheet.plan.plan import Plan, Recompute, RecomputeMode
+from memsheet.run.model import layers_of, word_table
 from memsheet.run.recompute_segments import apply_stretches
 
 
@@ -31,17 +31,22 @@ def apply_recompute(model: nn.Module, plan: Plan) -> None:
                 raise input_error("recompute", "full", why, "recompute every layer")
             apply_stretches(layers, plan.recompute.starts(len(layers)))
         case RecomputeMode.FULL:
-            _own_switch(model, plan.recompute.layers)
+            _own_switch(model, plan.recompute)
 
 
-def _own_switch(model: nn.Module, first: int | None) -> None:
-    """Every layer by itself, or only the first so many."""
+def _own_switch(model: nn.Module, how: Recompute) -> None:
+    """Every layer by itself, or only the first so many. A reentrant one comes back through its input alone,
+    which then asks for a gradient where no embedding trains, as peft has it (0.21.2 utils/other.py:229).
+    """
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise input_error("recompute", "full", f"{type(model).__name__} cannot recompute its layers")
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": how.reentrant})  # type: ignore[operator]
+    table = word_table(model) if how.reentrant else None
+    if table is not None and not any(one.requires_grad for one in table.parameters()):
+        model.enable_input_require_grads()  # type: ignore[operator]
     layers = layers_of(model)
-    if first is not None and layers is not None:
-        for layer in list(layers)[first:]:
+    if how.layers is not None and layers is not None:
+        for layer in list(layers)[how.layers :]:
             layer.gradient_checkpointing = False  # type: ignore[assignment]
 
 

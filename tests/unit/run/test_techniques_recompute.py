@@ -15,7 +15,7 @@ from technique_runs import DEEP, at, corpus, falls, gradients, plan_of, predicte
 
 WAYS = (
     {"recompute": "full"}, {"recompute_layers": 4}, {"recompute_every": 2}, {"recompute_every": 4}, {"recompute_segments": 2},
-    {"recompute_segments": 4},
+    {"recompute_segments": 4}, {"recompute": "full", "recompute.reentrant": True},
 )  # fmt: skip
 MODULES = ({"recompute_modules": ("mlp",)}, {"recompute_modules": ("self_attn", "post_attention_layernorm")})
 LONG = {"config": DEEP, "seq_len": 128}

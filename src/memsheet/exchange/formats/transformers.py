@@ -388,6 +388,7 @@ KEYS = (
         at="gradient_checkpointing", out=lambda a: a["engine"] != "fsdp2" and a.get("recompute.mode") == "full" and _is_plain_recompute(a),
         back=lambda v, _: {"recompute.mode": "full"} if v is True else {"?recompute.mode": "none"}, usual=False, source="training_args.py:926",
     ),
+    Key(at="gradient_checkpointing_kwargs.use_reentrant", says="recompute.reentrant", source="training_args.py:934"),
     Key(
         at="optim", out=lambda a: OPTIMIZERS.get((str(a.get("optimizer.name")), str(a.get("optimizer.implementation")))), back=_read_optim_name,
         usual=own_default("trl", "optim"), source="training_args.py:806-813",
@@ -576,7 +577,7 @@ FORMAT: Format = Format(
     beside=frozenset({
         "engine", "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.cp", "context_parallel_comm", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
         "allocator.expandable_segments", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce",
-        "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",
+        "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules", "recompute.reentrant",
         "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype", "adapter.dropout", "adapter.full_modules", "quantization.weights",
         "quantization.double_quant", "quantization.group_size", "quantization.skip", "offload.optimizer", "offload.parameters",
         "precision.master_weights",

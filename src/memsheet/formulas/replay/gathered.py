@@ -135,6 +135,9 @@ class GatheredUnits(Run):
         self.rest = GatheredUnit(_fsdp_unit_bytes(rest, plan), stays=True)  # the root's own, that no part has
         head = walk.head.parameters if walk.head and walk is not self.walk else ()
         self.apart = not rooted and sum(h.times for h in head if h.trains) == 1  # a head without its norm
+        self.beside = [
+            GatheredUnit(_fsdp_unit_bytes(unit, plan), stays=True) for unit in self.told.beside_units
+        ]
         self.graded = [h for h in reduced_rest(walk) for _ in range(h.times)]  # of these what gets gradients
         self.reduced_rest = GatheredUnit(_fsdp_unit_bytes(self.graded, plan), stays=True)
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
@@ -258,6 +261,8 @@ class GatheredUnits(Run):
             self.copy_out(self.rest, defers=True)
         if number != LAST or not self.apart:
             self._bring(self.placed[number])
+        for beside in self.beside if number == FIRST else ():  # layers that run before those of the walk
+            self._bring(beside)
 
     def _bring(self, at: GatheredUnit) -> None:
         self.gather(at)
@@ -350,6 +355,9 @@ class GatheredUnits(Run):
                 rooted, made = self._of_rest([*self.waiting, *made])
                 self.waiting = []
                 self.reshard(self.rest)
+                for beside in self.beside:
+                    self.reshard(beside)
+                    self._keep_reduced(beside.unit)
             elif number == LAST:
                 self.waiting, made = self._of_rest(made)
                 if self.apart:

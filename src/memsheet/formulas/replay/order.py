@@ -82,6 +82,7 @@ class StepContext:
     cosines and sines, which forward makes and layers save, if ``keeps_tables``; ``reduces_last``: of a step's
     micro-batches the last one alone reduces gradients; ``idle``: parameters that no part of it has;
     ``rooted``: of these, what is gathered with the whole model where layers are gathered one by one;
+    ``beside_units``: layers beside the walk's that stay gathered until their backward, an encoder's;
     ``head_elements``: of the block that Adam-mini takes for a head; ``copies``: bytes of tables that each
     layer has to itself; ``returned``: that the model's forward returned from another card.
     """
@@ -106,6 +107,7 @@ class StepContext:
     reduces_last: bool = False
     idle: tuple[HeldTensor, ...] = ()
     rooted: tuple[HeldTensor, ...] = ()
+    beside_units: tuple[tuple[HeldTensor, ...], ...] = ()
     head_elements: int = 0
     copies: tuple[int, ...] = ()
     returned: int = 0
@@ -318,7 +320,7 @@ class Run:
             workspace = 0 if self.multiplied else self.told.workspace
             part = self.part(group.part, self.lifetimes)
             keeps = not self.stretches or number in self.stretches
-            names = number == 0 and entered > 0 and not walk.entry
+            names = (number == 0 and entered > 0 and not walk.entry) or bool(part.own.tape.collected)
             done, x = play_forward(
                 script, part, x, lingers=True, workspace=workspace, keeps_input=keeps, names_input=names
             )

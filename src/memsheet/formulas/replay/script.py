@@ -31,6 +31,7 @@ class Lifetimes(Enum):
     # the same, and what comes later takes its place: torch._inductor/codegen/wrapper.py, buffer_reuse_key
     REUSED = "reused"
     NONE = "none"  # it is never made: everything is part of some other kernel
+    CALLED = "called"  # until the call that made it returns: the frame of its module has let go of it then
     LATE = "late"  # until the layer is through
 
 
@@ -161,6 +162,8 @@ class Sized:
             case Lifetimes.NONE:
                 made = {index for event, index in log if event is Event.ALLOC} - stays
                 sizes = [0 if index in made else size for index, size in enumerate(sizes)]
+            case Lifetimes.CALLED:
+                log = _released_by_frames(tape)
             case Lifetimes.LATE:
                 log = tuple(sorted(log, key=lambda one: one[0] is Event.FREE))
             case Lifetimes.REUSED:
@@ -169,7 +172,7 @@ class Sized:
                 pass
         streams = tuple(BESIDE if entry.side_stream else DEFAULT for entry in tape.entries)
         arrivals = tuple((at, i) for at, (event, i) in enumerate(tape.backward) if event is Event.GRADIENT)
-        stays = tape.saved | tape.idle | tape.handed
+        stays = tape.saved | tape.kept | tape.handed
         back = _handed_back(tape, sizes)
         return cls(tape, tuple(sizes), log, heirs, streams, arrivals, back, stays, varies, scratch=scratch)
 
@@ -212,6 +215,34 @@ def _reused_storages(tape: Tape, sizes: Sequence[int], log: Log, keeps: frozense
         elif event is Event.ALLOC and waiting and index not in tape.handed:
             heirs[index] = waiting.pop()
     return heirs
+
+
+def _released_by_frames(tape: Tape) -> Log:
+    """A forward in which whatever goes does so when the module that made it has returned, or, of what that
+    hands back, the module around it; what the layer itself names, when the layer is through. Nothing goes
+    earlier than is recorded.
+    """
+    last = dict[str, int]()  # by module, the event with which it made the last of its storages
+    for at, (event, index) in enumerate(tape.forward):
+        module = tape.entries[index].path.partition("/")[0] if event is Event.ALLOC else ""
+        while module:
+            last[module] = at
+            module = module.rpartition(".")[0]
+    end = len(tape.forward)
+
+    def released(numbered: tuple[int, tuple[Event, int]]) -> tuple[int, bool]:
+        at, (event, index) = numbered
+        if event is not Event.FREE:
+            return at, False
+        module, _, what = tape.entries[index].path.partition("/")
+        frame = module.rpartition(".")[0] if what == OUTPUT else module
+        return max(at, last.get(frame, end)), True
+
+    return tuple(one for _, one in sorted(enumerate(tape.forward), key=released))
+
+
+OUTPUT = "output"
+"""Of a module, what it hands back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -457,7 +488,7 @@ def play_backward(
     sized, tape = played.part.own, played.part.own.tape
     back, done, ahead = sized.handed_back, 0, dict[int, int]()
     if gradient is not None and played.part.light and not workspace and not stops:
-        done = _ahead_of_recompute(tape)
+        done = tape.ahead_of_recompute
     if gradient is not None and done:
         ahead[_arriving_gradient(sized, script.sizes[gradient])] = gradient
         _play_log(script, Pass.BACKWARD, sized, ahead, back, adds=adds, stop=done)
@@ -481,21 +512,6 @@ def play_backward(
     left = [held.pop(index) for _, index in sized.arrivals if index in held]
     script.give([*held.values(), *played.masks])
     return left, returned
-
-
-def _ahead_of_recompute(tape: Tape) -> int:
-    """Events of a backward that pass before it first reads something saved, which is when the forward runs
-    again; 0 where no gradient but the one that arrives is there by then.
-    """
-    alive = set[int]()
-    for at, (event, index) in enumerate(tape.backward, 1):
-        if event is Event.ALLOC:
-            alive.add(index)
-        elif event is Event.FREE:
-            alive.discard(index)
-        if alive == tape.waiting:
-            return at if at > 1 else 0  # the one that arrives is the first
-    return 0
 
 
 def _arriving_gradient(sized: Sized, size: int) -> int:

@@ -15,7 +15,7 @@ from memsheet.formulas.pipeline import layers_of_stage, stage_model
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay.order import THREADS, Buffers, StepContext
 from memsheet.formulas.replay.steps import Reserved
-from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights
+from memsheet.formulas.sharding.per_parameter_sizes import root_tower_weights, units_beside_layers
 from memsheet.formulas.sharding.resident_state import DUMMY_WGRAD
 from memsheet.formulas.states.gradients import accumulates_gradients, reduces_surely_last
 from memsheet.formulas.states.held import HeldTensor, held_tensors
@@ -199,6 +199,8 @@ def _equal_steps_reserved(
         walk = replace(walk, tied=True)  # embeddings and head are the root's
     idle, rooted = _parameters_beside(model, plan, walk)
     told = replace(told, idle=idle, rooted=rooted, head_elements=int(head_elements(model)))
+    if not plan.reshard_after_forward:  # which the runs that gather units read
+        told = replace(told, beside_units=units_beside_layers(model, plan))
     tensors = _most_tensor_bytes(items)
     room = _bytes_left_for_step(items, cluster) + workspaces
     backward = _tensor_bytes(items, Instant.BACKWARD)

@@ -11,6 +11,7 @@ from importlib import import_module
 from memsheet.allocator.settings import Settings
 from memsheet.allocator.whole_script import live_peak_bytes, play_whole_script
 from memsheet.formulas.groups import StageLayers
+from memsheet.formulas.numerics import stored_as
 from memsheet.formulas.replay.order import THREADS, Run, StepContext
 from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
 from memsheet.frozen import NamedTuple, dataclass
@@ -161,8 +162,9 @@ def steady_reserved_bytes(
     at their most, and ``backward`` at that instant's: it leaves something out.
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is
-    through: what kernels are fused, and what an operation makes inside, is not known. Expected is what is
-    recorded; what torch.compile makes takes the place of what went. Libraries' workspaces are in it.
+    through: what kernels are fused, and what an operation makes inside, is not known. Beside weights that are
+    dequantized it stays until the module that made it has returned. Expected is what is recorded; what
+    torch.compile makes takes the place of what went. Libraries' workspaces are in it.
 
     Other ranks of the stage, and other ways to start, reserve other bytes (``Run.others``). Where states end
     inside tensors the largest one may find that its place was taken, since parts of a kernel's library make
@@ -187,7 +189,7 @@ def steady_reserved_bytes(
 
     least, most_kept = (
         replay_within_room(of_lifetimes(lifetimes), start, settings, left)
-        for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (Lifetimes.LATE, rooms[2]))
+        for lifetimes, left in ((Lifetimes.NONE, rooms[0]), (_longest_lifetimes(plan), rooms[2]))
     )
     low, high = least.most, most_kept.most
     for other in _run_of(plan, sharding).others(plan, told):
@@ -212,6 +214,16 @@ def steady_reserved_bytes(
     scratch = min(max(0, inside - backward), largest) if inside > without else 0
     fills = most_kept.flushes and not flushes
     return Reserved(ends, flushes, rests, scratch, fills)
+
+
+def _longest_lifetimes(plan: Plan) -> Lifetimes:
+    """How long what a layer's forward makes may stay at the most. What 4-bit layers and the adapters on them
+    make (the dequantized weight, its product, a clone of that, a branch) is named in functions of
+    bitsandbytes' and peft's, which return one of them and let go of the rest, in every release (bitsandbytes
+    95f9af3 autograd/_functions.py:323-384; peft 0.21.2 tuners/lora/bnb.py:513-561).
+    """
+    dequantizes = plan.quantization is not None and stored_as(plan.quantization) == "4-bit"
+    return Lifetimes.CALLED if dequantizes and not plan.compile else Lifetimes.LATE
 
 
 APART = 0.005

@@ -73,7 +73,7 @@ def _tensor_state(
     if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
         raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
     kept = _state_on_device(how, model, plan, engine, stage, parameters, shards)
-    if how.root_weights is not None and model.towers:
+    if how.root_weights is not None and (model.towers or model.recording):
         alone = None if stage.tied or plan.adapter else stage.embeddings
         kept = _beside_root(kept, how.root_weights(model, plan), alone)
     if how.beside_gradients is not None and model.recording and not plan.optimizer_in_backward:

@@ -192,28 +192,62 @@ def loss_reduces_head(plan: Plan) -> bool:
     ),
 )
 def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
-    """What of the towers is in no group of its own, in the compute dtype."""
+    """What of the towers is in no group of its own, in the compute dtype, and the layers that a model on
+    record has beside its own where no group is resharded after its forward (zero 2).
+    """
     sizes = (
         plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
         for path, weight, times in root_tower_weights(model)
         for one in tensors_on_rank(path, weight, times, plan)
     )
-    return single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
+    root = single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
+    if plan.reshard_after_forward:
+        return root
+    stays = BytesByPath.of(
+        (
+            (Component.UNSHARDED_PARAMETERS, f"{unit}/unsharded"),
+            one.times * mixed_precision_dtype(one, plan).nbytes(dim0_gathered(one.shape, plan.mesh.sharded)),
+        )
+        for unit, one in _tensors_beside_layers(model, plan)
+    )
+    return merge_moment([(1, root), (1, stays)])
 
 
 def gradients_beside_layers(model: ModelSpec, plan: Plan) -> BytesByPath:
     """Sharded gradients of the layers that a model on record has beside its own: an encoder's. They are
     reduced shards as those of every unit (``sharded_gradients``).
     """
-    units = tuple(f"{unit}." for unit in model.recording.units) if model.recording else ()
     sizes = (
         one.times * gradient_dtype(one, plan).nbytes(dim0_shard(one.shape, plan.mesh.sharded))
-        for weight in model.extras
-        if weight.role is not Role.BUFFER and fold_path_indices(weight.path).startswith(units)
-        for one in tensors_on_rank(fold_path_indices(weight.path), weight, 1, plan)
+        for _, one in _tensors_beside_layers(model, plan)
         if one.trains
     )
     return single_row(Component.GRADIENTS, "beside layers", sum(sizes))
+
+
+def units_beside_layers(model: ModelSpec, plan: Plan) -> tuple[tuple[HeldTensor, ...], ...]:
+    """The same, layer by layer: of each unit its tensors, as many times over as there are such layers."""
+    found: dict[str, list[HeldTensor]] = {}
+    for weight in model.extras:
+        path = fold_path_indices(weight.path)
+        unit = next((one for one in _units_of(model) if path.startswith(f"{one}.")), "")
+        if unit and weight.role is not Role.BUFFER:
+            at = ".".join(weight.path.split(".")[: unit.count(".") + 1])
+            found.setdefault(at, []).extend(tensors_on_rank(weight.path, weight, 1, plan))
+    return tuple(map(tuple, found.values()))
+
+
+def _units_of(model: ModelSpec) -> tuple[str, ...]:
+    return model.recording.units if model.recording else ()
+
+
+def _tensors_beside_layers(model: ModelSpec, plan: Plan) -> Iterator[tuple[str, HeldTensor]]:
+    """Those of the layers that a model on record has beside its own, each with its unit."""
+    for weight in model.extras:
+        path = fold_path_indices(weight.path)
+        unit = next((one for one in _units_of(model) if path.startswith(f"{one}.")), None)
+        if weight.role is not Role.BUFFER and unit is not None:
+            yield from ((unit, one) for one in tensors_on_rank(path, weight, 1, plan))
 
 
 def root_tower_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:

@@ -110,6 +110,9 @@ class Part:
     again: BytesByPath = EMPTY  # recomputed: while its forward runs again, with the gradient that arrived
     behind: BytesByPath = EMPTY  # and at its backward's high-water mark when that is done
     hosted: tuple[Count, ...] = ()  # bytes of what waits on the host, one by one
+    collected: BytesByPath = (
+        EMPTY  # of what arrives, what the model's forward names until all layers have run
+    )
     lingers: BytesByPath = EMPTY  # of what it retained, what stays until the whole backward is over
     played: tuple[Tape, Tape | None, Axes] | None = (
         None  # its tape, that of a forward that ran before, and the values of their axes
@@ -135,6 +138,7 @@ def select_part(condition: Any, a: Part, b: Part) -> Part:
         again=bag(a.again, b.again),
         behind=bag(a.behind, b.behind),
         hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)),
+        collected=bag(a.collected, b.collected),
         lingers=bag(a.lingers, b.lingers),
     )
 
@@ -149,7 +153,7 @@ def parts_laid_together(found: Sequence[Part], parts: Together) -> Part:
         mixed_stratum()
     bags: dict[str, Any] = {
         name: bags_laid_together([getattr(one, name) for one in found], parts)
-        for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "lingers")
+        for name in ("retained", "cached", "forward", "backward", "gradients", "arriving", "again", "behind", "collected", "lingers")
     }  # fmt: skip
     return Part(
         **bags,
@@ -180,7 +184,7 @@ def _fused_step_moments(
 ) -> list[Moment]:
     """What there is in backward when each gradient is stepped with."""
     moments: list[Moment] = []
-    for index, alive in gradient_arrivals(tape.backward, (tape.saved - tape.outputs) | tape.idle):
+    for index, alive in gradient_arrivals(tape.backward, tape.kept):
         scratch = how.copies * entry_bytes(replace(tape.entries[index], dtype=how.dtype), axes)
         moments.append(
             [
@@ -200,10 +204,13 @@ def _fused_step_moments(
 
 @lru_cache(maxsize=1024)
 def _log_high_points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int, ...], ...]:
+    ahead, kept = tape.ahead_of_recompute, tape.kept
     logs: dict[str, tuple[Log, frozenset[int]]] = {
         "forward": (tape.forward, frozenset()),
         "recomputed": (tape.recomputed, tape.before),
-        "backward": (tape.backward, (tape.saved - tape.outputs) | tape.idle),
+        "backward": (tape.backward, kept),
+        "ahead of recompute": (tape.backward[:ahead], tape.before | tape.inputs),
+        "behind recompute": (tape.backward[ahead:], kept | (tape.waiting if ahead else frozenset())),
     }
     log, alive = logs[kind]
     return high_points(log, alive, release_gradients=release)
@@ -352,6 +359,7 @@ def _evaluate_uncached(tape: Tape, axes: Axes, prefix: str, release: Release, fo
             output,
             bool(tape.inputs),
             hosted=hosted,
+            collected=BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.collected - tape.saved)),
             lingers=BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.lingering)),
             played=(tape, None, axes),
         )
@@ -369,7 +377,14 @@ def _evaluate_uncached(tape: Tape, axes: Axes, prefix: str, release: Release, fo
         kept = EMPTY
     still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
     again = merge_moment([(1, again), (1, handed_back)])
-    step_back = largest_moment_rows([[(1, backward), *still], [(1, again)]])
+    again_moments: list[Moment] = [[(1, backward), *still], [(1, again)]]
+    if tape.ahead_of_recompute and not isinstance(release, Stepped):
+        first, then = (
+            _high_water(tape, f"{when} recompute", sizes, keys, release=bool(release))
+            for when in ("ahead of", "behind")
+        )
+        again_moments = [[(1, first), *still, (1, chosen)], [(1, then), *still], [(1, again)]]
+    step_back = largest_moment_rows(again_moments)
     return Part(
         merge_moment([(1, kept), (1, chosen)]) if chosen.held else kept,
         cached,

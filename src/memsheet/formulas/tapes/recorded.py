@@ -22,6 +22,7 @@ def tape_of_pass(found: RecordedPass, prefix: str = "") -> Tape:
         cached=frozenset(found.cached),
         outputs=frozenset(found.outputs),
         handed=frozenset(found.handed),
+        collected=frozenset(found.collected),
         waiting=frozenset(found.waiting),
         lingering=frozenset(found.lingering),
     )

@@ -134,6 +134,14 @@ class Recorder(Graph):
         shape, dtype = x.shape, x.dtype
         return self.apply(self.tensor(path, shape, dtype), (x,), (), lambda g: [self.grad(shape, dtype)])
 
+    def shift(self, x: Tensor, path: str) -> Tensor:
+        """``x + constant``: saves nothing, and its gradient is the one that arrives (torch 2.13
+        tools/autograd/derivatives.yaml, add.Scalar).
+        """
+        return self.apply(
+            self.tensor(path, x.shape, x.dtype), (x,), (), lambda g: [Grad(g.storage, g.shape, g.dtype)]
+        )
+
     def unary(
         self, x: Tensor, path: str, *, saves: str, temporaries: int = 0, dtype: DType | None = None
     ) -> Tensor:

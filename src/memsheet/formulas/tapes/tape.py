@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from memsheet.frozen import NamedTuple, dataclass
+from memsheet.frozen import NamedTuple, dataclass, replace
 from memsheet.plan.dtypes import DType
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class Tape:
     cached: frozenset[int]  # held until the model's forward ends, by the autocast cache or a local variable
     outputs: frozenset[int]  # handed to the part after
     handed: frozenset[int]  # made by the part before
+    collected: frozenset[int] = (
+        frozenset()
+    )  # of that, what the model's forward names until all layers have run
     hosted: tuple[int, ...] = ()  # copied to host memory for backward, each as often as it is saved
     recomputed_saved: frozenset[int] = frozenset()  # made again in backward and saved for it
     waiting: frozenset[int] = frozenset()
@@ -88,6 +92,9 @@ class Tape:
     before: frozenset[int] = (
         frozenset()
     )  # results that a selective checkpoint has kept for a forward that runs again
+    reentrant: bool = (
+        False  # recomputed to its end before its backward begins, and the result named until then
+    )
     lingering: frozenset[int] = frozenset()  # held until the whole graph goes, however far backward is
     forward_operations: tuple[Operation, ...] = ()
     backward_operations: tuple[Operation, ...] = ()
@@ -106,8 +113,15 @@ class Tape:
 
     @property
     def recomputed(self) -> Log:
-        """The forward as far as recompute runs it: it stops as soon as the last tensor to save is there."""
-        return self.forward[: self._stop]
+        """The forward as far as recompute runs it: it stops as soon as the last tensor to save is there,
+        unless it is reentrant.
+        """
+        return self.forward if self.reentrant else self.forward[: self._stop]
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """What there is besides gradients when backward begins."""
+        return (self.saved - self.outputs) | self.idle | (self.outputs if self.reentrant else frozenset())
 
     @property
     def _stop(self) -> int:
@@ -117,9 +131,33 @@ class Tape:
         )
 
     @property
+    def ahead_of_recompute(self) -> int:
+        """Events of a backward that pass before it first reads something saved, which is when the forward
+        runs again; 0 where no gradient but the one that arrives is there by then.
+        """
+        alive = set[int]()
+        for at, (event, index) in enumerate(self.backward, 1):
+            if event is Event.ALLOC:
+                alive.add(index)
+            elif event is Event.FREE:
+                alive.discard(index)
+            if alive == self.waiting:
+                return at if at > 1 else 0  # the one that arrives is the first
+        return 0
+
+    @property
     def idle(self) -> frozenset[int]:
         """Kept results that recompute stops short of: they stay until its backward is over."""
         return self.before & {i for event, i in self.forward[self._stop :] if event is Event.FREE}
+
+
+@lru_cache(maxsize=256)
+def as_reentrant(tape: Tape) -> Tape:
+    """The tape of a part that runs again to its end, and only then backward: one gradient is there when it
+    does, that of its result (torch 2.13 utils/checkpoint.py:278-337, CheckpointFunction.backward).
+    """
+    arriving = frozenset(i for event, i in tape.backward[:1] if event is Event.ALLOC)
+    return replace(tape, reentrant=True, waiting=arriving)
 
 
 def high_points(

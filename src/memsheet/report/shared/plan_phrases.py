@@ -74,7 +74,7 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
     yield f"microbatch {plan.training.microbatch}"
     if plan.accumulation > 1:
         yield f"global batch {plan.training.global_batch}"
-    yield f"recompute {plan.recompute.mode.value}"
+    yield f"recompute {plan.recompute.mode.value}" + (" (reentrant)" if plan.recompute.reentrant else "")
     if plan.adapter:
         yield _adapter_phrase(plan.adapter)
     if plan.loss.value != "plain":

@@ -47,6 +47,7 @@ class FoundPass:
     cached: list[int] = field(default_factory=list)
     handed: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
+    collected: list[int] = field(default_factory=list)
     lingering: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
 
@@ -166,6 +167,14 @@ class _Cutter:
     def _span(self, window: int) -> range:
         return range(self.cuts[window], self.cuts[window + 1])
 
+    @property
+    def _collects(self) -> bool:
+        """Whether what layers are handed goes by a name until the last one has run: the states of all layers,
+        which a loop collects.
+        """
+        early = (self.step.inputs.get(layer) for layer in range(self.layers - 2))
+        return any(row is not None and self.layers <= self.gone[row] <= self._loss for row in early)
+
     # ---- parts ---------------------------------------------------------------------------------------------
 
     def cut(self) -> FoundRun:
@@ -237,7 +246,10 @@ class _Cutter:
         gone = self.gone[row]
         if gone <= forward:
             return
-        if row == into and (light or gone != backward):
+        if row == into and not light and self._collects and self.layers <= gone <= self._loss:
+            made.collected.append(place)
+            made.forward.append((RELEASED, place))
+        elif row == into and (light or gone != backward):
             made.forward.append((RELEASED, place))
         elif row == out and gone != backward:
             made.outputs.append(place)

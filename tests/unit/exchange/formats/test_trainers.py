@@ -375,6 +375,14 @@ def test_keys_of_llamafactory(changes: dict[str, Any], said: dict[str, Any]) -> 
     assert {key: found.get(key) for key in said} == said
 
 
+def test_which_of_torchs_ways_recomputes_is_said_in_each_files_own_words() -> None:
+    how = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    for found in (axolotl(**how), factory(use_reentrant_gc=True)):
+        assert found.request["recompute.reentrant"] is True
+        assert found.request["recompute.mode"] == "full"
+    assert "recompute.reentrant" not in axolotl(gradient_checkpointing=True).request
+
+
 @pytest.mark.parametrize("more", [{}, {"double_quantization": False}, {"quantization_type": "fp4"}])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_older_spelling_of_bitsandbytes_quantizes(bits: int, more: dict[str, Any]) -> None:

@@ -17,6 +17,32 @@ from memsheet.plan.dtypes import INT8
 from memsheet.questions.accounted import answer_for_model
 from memsheet.readers.hf_config import read_hf_config
 
+ALLOC, FREE = Event.ALLOC, Event.FREE
+NESTED = Tape(
+    entries=tuple(
+        Entry(path, (1,), INT8)
+        for path in ("mlp.up/dequantized", "mlp.up/output", "mlp/activation", "mlp/output", "norm/output")
+    ),
+    forward=(
+        (ALLOC, 0), (ALLOC, 1), (FREE, 0), (ALLOC, 2), (FREE, 1), (ALLOC, 3), (FREE, 2), (ALLOC, 4), (FREE, 3),
+    ),
+    backward=(),
+    saved=frozenset(),
+    cached=frozenset(),
+    outputs=frozenset({4}),
+    handed=frozenset(),
+)  # fmt: skip
+"""A module within a module, and what comes behind both."""
+
+
+def test_what_a_call_made_goes_when_it_has_returned_and_its_result_with_the_call_around_it() -> None:
+    called, late = (Sized.of(NESTED, {}, kind).forward for kind in (Lifetimes.CALLED, Lifetimes.LATE))
+    assert called == (
+        (ALLOC, 0), (ALLOC, 1), (FREE, 0), (ALLOC, 2), (ALLOC, 3), (FREE, 1), (FREE, 2), (ALLOC, 4), (FREE, 3),
+    )  # fmt: skip
+    assert [event for event, _ in late] == [ALLOC] * 5 + [FREE] * 4
+
+
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gathered": ("llama-3.2-1b", "4xRTX4090", {"engine": "fsdp2", "zero": 3, "recompute.mode": "full"}),
     "gathered, nothing recomputed": ("gemma-2-2b", "8xA100-80GB", {"engine": "fsdp2", "zero": 3}),

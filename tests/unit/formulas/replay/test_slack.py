@@ -42,9 +42,8 @@ def test_a_range_that_ends_at_the_card_is_told_as_that(card: str, ends: bool) ->
     found = train(
         "llama-3.1-8b",
         gpus=f"1x{card}",
-        seq_len=4096,
-        microbatch=2,
-        quantize="nf4",
+        seq_len=3520,
+        precision="bf16-pure",
         lora_rank=16,
         recompute="full",
     )

@@ -44,6 +44,11 @@ NAMED_TUPLES = {
     "decoder": {"model_type": "musicgen_melody_decoder", "num_hidden_layers": 12, "hidden_size": 512},
 }  # fmt: skip
 """Whose loop over layers names what each returned until the next has: attention's weights."""
+COLLECTED_STATES = {
+    "model_type": "deberta-v2", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 9, "num_attention_heads": 4,
+    "type_vocab_size": 0,
+}  # fmt: skip
+"""Whose loop over layers collects the states of all of them, whoever asks for them."""
 SHARED_POSITIONS = {
     "model_type": "udop", "d_model": 256, "d_ff": 512, "num_layers": 2, "num_decoder_layers": 4, "num_heads": 8, "d_kv": 32, "vocab_size": 2048,
     "tie_word_embeddings": False, "decoder_start_token_id": 0, "pad_token_id": 0,
@@ -71,8 +76,10 @@ UNTIED = {
         slow(SHARED_BIAS, EIGHT),  # a head that shares its bias with what is around it
         (SHARED_BIAS, {**ONE, "lora_rank": 8}),  # looked up words that ask for a gradient, and wait for it
         (NAMED_TUPLES, {**ONE, "seq_len": 640}),
+        (COLLECTED_STATES, {**ONE, "recompute": "none", "precision": "bf16-autocast"}),
         slow(SHARED_POSITIONS, {**ONE, "seq_len": 1300}),
         (PARTS, EIGHT),  # layers of which the library names parts
+        slow(ENCODED, {**EIGHT, "zero": 2}),  # an encoder whose layers stay gathered until their backward
         slow(HEADS, EIGHT),  # a list of heads; a table of which a holder never runs
     ],
 )

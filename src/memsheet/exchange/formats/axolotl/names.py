@@ -253,7 +253,7 @@ KNOWN = frozenset({
     # adapters: scales and starts
     "lora_alpha", "peft_use_rslora", "peft_init_lora_weights", "loraplus_lr_ratio", "loraplus_lr_embedding", "merge_method",
     "qlora_sharded_model_loading", "peft_layers_pattern", "relora_prune_ratio", "relora_prune_method", "relora_cpu_offload",
-    # which of torch's ways recomputes: both keep the layer's input
+    # how torch recomputes, but for which of its two ways
     "gradient_checkpointing_kwargs", "gradient_checkpointing_kwargs.*",
     # evaluation, saving, logging
     "eval_batch_size", "eval_steps", "evals_per_epoch", "eval_strategy", "evaluation_strategy", "save_steps", "saves_per_epoch",

@@ -385,6 +385,7 @@ KEYS = (
         at="gradient_checkpointing", out=lambda a: _is_full_recompute(a) if a["engine"] != "fsdp2" else None, back=_read_axolotl_checkpointing, usual=own_default("axolotl", "gradient_checkpointing"),
         source=f"{C}:600",
     ),
+    row_of(find_format("transformers"), "gradient_checkpointing_kwargs.use_reentrant"),
     Key(
         at="attn_implementation", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_default_attention, usual="sdpa", source=f"{C}:839",
     ),

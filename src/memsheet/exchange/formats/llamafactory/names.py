@@ -118,7 +118,7 @@ KNOWN = TRANSFORMERS.known | frozenset({
     "default_system", "enable_thinking", "preserve_thinking", "tokenized_path", "data_shared_file_system",
     # the model by name, its tokenizer and its pictures, which are cut to cutoff_len with the words
     "adapter_folder", "cache_dir", "use_fast_tokenizer", "split_special_tokens", "add_tokens", "add_special_tokens",
-    "new_special_tokens_config", "init_special_tokens", "model_revision", "low_cpu_mem_usage", "rope_scaling", "use_reentrant_gc", "train_from_scratch",
+    "new_special_tokens_config", "init_special_tokens", "model_revision", "low_cpu_mem_usage", "rope_scaling", "train_from_scratch",
     "offload_folder", "use_kv_cache", "infer_dtype", "hf_hub_token", "ms_hub_token", "om_hub_token", "print_param_status",
     "trust_remote_code", "quantization_device_map", "image_max_pixels", "image_min_pixels", "image_do_pan_and_scan", "crop_to_patches",
     "video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen", "use_audio_in_video", "audio_sampling_rate",

@@ -257,6 +257,7 @@ KEYS = (
     ),
     Key(at="disable_gradient_checkpointing", out=_disable_checkpointing_value, back=_read_factory_checkpointing, usual=own_default("llama-factory", "disable_gradient_checkpointing"), source=f"{M}:145"),
     _factory_helper_row("gradient_checkpointing", "training_args.py:926"),
+    Key(at="use_reentrant_gc", says="recompute.reentrant", source=f"{M}:149"),
     Key(at="flash_attn", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_read_flash_attn, usual="auto", auto="auto", source=f"{M}:117"),
     _training_arguments_row("optim", back=_read_factory_optim),
     _optimizer_of("use_galore", "galore", 266),

@@ -160,7 +160,7 @@ def _gate_clamped(r: Recorder, both: Tensor, _: str, module: str) -> Tensor:
         r.unary(r.scale(gate, module + "/sigmoid"), module + "/sigmoid", saves="output"),
         module + "/activation",
     )
-    return r.mul(r.unary(up, module + "/one_plus", saves="nothing"), made, module + "/product")
+    return r.mul(r.shift(up, module + "/one_plus"), made, module + "/product")
 
 
 def _clamp_activation(r: Recorder, x: Tensor, path: str, *, bounds: int) -> Tensor:

@@ -29,7 +29,7 @@ def _gelu_new(r: Recorder, x: Tensor, path: str) -> Tensor:
     del cube
     inner = r.scale(inner, path)
     inner = r.unary(inner, path + "/tanh", saves="output")
-    inner = r.unary(inner, path + "/one_plus", saves="nothing")
+    inner = r.shift(inner, path + "/one_plus")
     return r.mul(half, inner, path)
 
 
@@ -40,10 +40,12 @@ def _gelu_fast(r: Recorder, x: Tensor, path: str) -> Tensor:
     half = r.scale(x, path)
     scaled = r.scale(x, path)
     square = r.mul(r.scale(x, path), x, path)
-    inner = r.mul(scaled, r.unary(square, path + "/one_plus", saves="nothing"), path)
-    del scaled, square
+    factor = r.shift(square, path + "/one_plus")
+    del square
+    inner = r.mul(scaled, factor, path)
+    del scaled, factor
     inner = r.unary(inner, path + "/tanh", saves="output")
-    inner = r.unary(inner, path + "/one_plus", saves="nothing")
+    inner = r.shift(inner, path + "/one_plus")
     return r.mul(half, inner, path)
 
 
