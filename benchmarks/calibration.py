@@ -100,8 +100,8 @@ def by_width(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def verdicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Verdicts on jobs of which it is known whether they ran, by kind and engine: right, wrong, uncertain. Where
-    a source does not name its cards, or has two kinds of them, no verdict is given.
+    """Verdicts on jobs of which it is known whether they ran, by kind and engine: right, wrong, uncertain.
+    Where a source does not name its cards, or has two kinds of them, no verdict is given.
     """
     run = [one for one in outcomes if one.refused is None and cluster_for(one.case["hardware"]) is not None]
     judged = [one for one in run if one.case.get("truth", {}).get("fits") is not None]

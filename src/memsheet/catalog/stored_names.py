@@ -129,6 +129,10 @@ _OWN_RULES = {
 _OWN_PREFIX = "UD-"
 
 
+RELEASED_IN_MXFP4 = ("gpt-oss",)
+"""Models whose repositories of GGUF files have one in MXFP4 first, the experts as they were released and the
+rest in eight bits (ggml-org/llama.cpp tools/server/README.md takes the first file where there is no Q4_K_M).
+"""
 KEPT_EXPERTS = {"mxfp4": "MXFP4"}
 """Released formats whose experts every GGUF file keeps: gpt-oss' are repacked whatever the other tensors
 become (ggml-org/llama.cpp 2984e6e8 conversion/gpt_oss.py repack_mxfp4), and the quantizer turns no quantized
@@ -175,9 +179,14 @@ def _split_gguf(name: str) -> tuple[str, Storage]:
         found = storage_of_tag("_".join(parts[-count:])) if len(parts) > count else None
         if found:
             return "-".join(parts[:-count]), found
-    found = storage_of_tag(USUAL_TAG)
+    released = name.startswith(RELEASED_IN_MXFP4)
+    found = storage_of_tag("MXFP4" if released else USUAL_TAG)
     assert found is not None
-    words = f"a GGUF file in {USUAL_TAG}, llama.cpp's choice where none is named"
+    words = (
+        "a GGUF file in MXFP4, as its experts were released"
+        if released
+        else f"a GGUF file in {USUAL_TAG}, llama.cpp's choice where none is named"
+    )
     return "-".join(parts), Storage(quantization=found.quantization, words=words)
 
 

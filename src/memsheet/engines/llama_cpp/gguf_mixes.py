@@ -2,8 +2,8 @@
 type is Q4_K.
 
 ggml-org/llama.cpp 007dbbf3 src/llama-quant.cpp, llama_tensor_get_type_impl and llama_ftype_get_default_type,
-without a user's own rules. Files whose names say so (``UD-Q4_K_XL``, ``Q4_K_L``) follow rules of their makers;
-the file itself says.
+without a user's own rules. Files whose names say so (``UD-Q4_K_XL``, ``Q4_K_L``) follow rules of their
+makers; the file itself says.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from memsheet.plan.dtypes import GGUF
 RULED = (*WHOLE, EXPERTS_ALONE)
 """Types of which no quantizer makes another."""
 SAME_RULES = {"attn_qkv": ("attn_qkv", "attn_v")}
-"""Joined projections follow the rules of values since the quantizer sorts tensors into kinds, and had rules of
-their own before (llama-quant.cpp, category_is_attn_v).
+"""Joined projections follow the rules of values since the quantizer sorts tensors into kinds, and had rules
+of their own before (llama-quant.cpp, category_is_attn_v).
 """
 
 
@@ -49,8 +49,8 @@ class Mix:
 
 
 def types_of_matrix(mix: Mix, kind: str, where: Where, row: int) -> tuple[str, ...]:
-    """Types that a layer's matrix may have, the one of the engine's own quantizer without an importance matrix
-    first. A fork reads the main project's files too.
+    """Types that a layer's matrix may have, the one of the engine's own quantizer without an importance
+    matrix first. A fork reads the main project's files too.
     """
     writers = (fork_type, matrix_type) if mix.fork else (matrix_type,)
     found = (

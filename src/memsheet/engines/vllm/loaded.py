@@ -161,8 +161,8 @@ def packing_of(part: ModelSpec, release: Release, version: str | None, device: D
 
 
 KERNELS: Mapping[str, tuple[Kernel, ...]] = {"8": (MARLIN,), "9": (TRITON,), "10": (TENSORRT,)}
-"""Kernels of such experts by a card's major number: triton's on Hopper, Marlin's before, and TensorRT-LLM's on
-the first Blackwell, where others may run (v0.33.0 fused_moe/oracle/mxfp4.py:402,
+"""Kernels of such experts by a card's major number: triton's on Hopper, Marlin's before, and TensorRT-LLM's
+on the first Blackwell, where others may run (v0.33.0 fused_moe/oracle/mxfp4.py:402,
 experts/gpt_oss_triton_kernels_moe.py:41).
 """
 KERNELS_BEFORE: Mapping[str, tuple[Kernel, ...]] = {
@@ -171,8 +171,8 @@ KERNELS_BEFORE: Mapping[str, tuple[Kernel, ...]] = {
     "12": (TRITON, MARLIN),
 }
 """Before, Marlin's ran where triton's were not installed, and below 9.0 always (v0.11.0
-model_executor/layers/quantization/mxfp4.py:99-107, get_mxfp4_backend; 007d5005 the same, and Marlin's from 11.0
-on).
+model_executor/layers/quantization/mxfp4.py:95-102, get_mxfp4_backend; 007d5005 the same, and Marlin's from
+11.0 on).
 """
 MARLIN_ALONE = ("7", "8", "9")
 """Major numbers of cards without matrix units of four bits, where NVFP4 is Marlin's, which pads no expert

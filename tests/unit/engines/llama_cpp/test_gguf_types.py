@@ -1,5 +1,5 @@
-"""What a file's name leaves open of its types: an importance matrix, the rules of its maker, the version of the
-quantizer.
+"""What a file's name leaves open of its types: an importance matrix, the rules of its maker, the version of
+the quantizer.
 """
 
 from __future__ import annotations
@@ -119,3 +119,13 @@ def test_a_file_with_an_importance_matrix_by_hand():
     size = weights("gguf:IQ4_XS", config)
     assert size.value == size.high
     assert size.low <= size.value - 7 * 6144 * 23040 * (176 - 136) // 256
+
+
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [("ggml-org/gpt-oss-20b-GGUF", "MXFP4"), ("unsloth/gpt-oss-20b-GGUF:Q4_K_M", "Q4_K_M"), ("unsloth/Qwen3-8B-GGUF", "Q4_K_M")],
+)  # fmt: skip
+def test_a_repository_that_names_no_types_has_the_released_ones_first(name: str, types: str):
+    answer = infer(name, engine="llama.cpp", max_model_len=4096)
+    assert answer.plan.quantization is not None
+    assert answer.plan.quantization.weights.name == f"gguf:{types}"
