@@ -102,7 +102,6 @@ class Stored:
         "ggml-alloc.c ggml_backend_alloc_ctx_tensors_from_buft: every tensor from a multiple of the "
         "buffer's alignment"
     ),
-    counts="int",
 )
 def _device_bytes(nbytes: int, padding: int) -> int:
     """What a tensor takes of a device's buffer."""
