@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from asking import MEMORY, SERVING, Outcome, Row
+from asking import MEMORY, SERVING, Outcome, Row, cluster_for
 
 NOMINAL = 0.9
 """How often the truth is to lie inside a range."""
@@ -100,8 +100,10 @@ def by_width(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def verdicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Verdicts on jobs of which it is known whether they ran, by kind and engine: right, wrong, uncertain."""
-    run = [one for one in outcomes if one.refused is None]
+    """Verdicts on jobs of which it is known whether they ran, by kind and engine: right, wrong, uncertain.
+    Where a source does not name its cards, or has two kinds of them, no verdict is given.
+    """
+    run = [one for one in outcomes if one.refused is None and cluster_for(one.case["hardware"]) is not None]
     judged = [one for one in run if one.case.get("truth", {}).get("fits") is not None]
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for one in judged:

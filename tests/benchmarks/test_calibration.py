@@ -25,11 +25,15 @@ def row(low: float, high: float, measured: float = 10, metric: str = "peak_reser
 
 
 def outcome(
-    rows: tuple[Row, ...], verdict: bool | None = True, task: str = "train", count: int = 1
+    rows: tuple[Row, ...],
+    verdict: bool | None = True,
+    task: str = "train",
+    count: int = 1,
+    card: str | None = "H100-80GB",
 ) -> Outcome:
     case: dict[str, Any] = {
         "id": "a", "group": "g", "kind": task, "plan": {"engine": "fsdp2", "task": task}, "truth": {"fits": True},
-        "hardware": {"count": count},
+        "hardware": {"count": count, "device": card},
     }  # fmt: skip
     return Outcome(case=case, metrics=tuple(one.metric for one in rows), rows=rows, verdict=verdict)
 
@@ -60,7 +64,8 @@ def test_widths_have_classes(width: float, name: str) -> None:
 
 def test_uncertain_verdicts_are_counted_beside_right_and_wrong() -> None:
     held = [outcome((), True), outcome((), False, count=8), outcome((), None), outcome((), None, count=8)]
-    (line,) = verdicts(held)
+    nameless = outcome((), None, card=None)
+    (line,) = verdicts([*held, nameless])
     assert (line["right"], line["wrong"], line["uncertain"]) == (1, 1, 2)
     assert line["on_one_gpu"] == {"right": 1, "wrong": 0, "uncertain": 1}
 

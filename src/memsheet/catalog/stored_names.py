@@ -110,16 +110,29 @@ _OWNERS_ENDS = {
 
 GGUF_TYPES = frozenset((
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_XS", "IQ4_NL", "Q3_K_L", "Q3_K_M",
-    "Q3_K_S", "Q2_K", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "MXFP4",
+    "Q3_K_S", "Q2_K", "Q2_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0", "MXFP4",
 ))  # fmt: skip
-_NEAR_TYPES = {
-    "FP16": "F16", "FP32": "F32", "Q4_K_L": "Q4_K_M", "Q4_K_XL": "Q4_K_M", "Q4_K": "Q4_K_M", "Q5_K_L": "Q5_K_M", "Q5_K_XL": "Q5_K_M", "Q5_K": "Q5_K_M",
-    "Q6_K_L": "Q6_K", "Q6_K_XL": "Q6_K", "Q3_K_XL": "Q3_K_L", "Q3_K": "Q3_K_M", "Q2_K_L": "Q2_K", "Q2_K_XL": "Q2_K", "Q2_K_S": "Q2_K",
-    "IQ3_M": "IQ3_S", "IQ3_XS": "IQ3_S", "IQ2_M": "IQ2_S", "MXFP4_MOE": "MXFP4",
+_SPELLINGS = {
+    "FP16": "F16",
+    "FP32": "F32",
+    "Q3_K": "Q3_K_M",
+    "Q4_K": "Q4_K_M",
+    "Q5_K": "Q5_K_M",
+    "MXFP4_MOE": "MXFP4",
+}
+"""Other names of the same mixes (tools/quantize/quantize.cpp, QUANT_OPTIONS: "alias for Q4_K_M")."""
+_OWN_RULES = {
+    "Q2_K_L": "Q2_K", "Q2_K_XL": "Q2_K", "Q3_K_XL": "Q3_K_L", "Q4_K_L": "Q4_K_M", "Q4_K_XL": "Q4_K_M", "Q5_K_L": "Q5_K_M", "Q5_K_XL": "Q5_K_M",
+    "Q6_K_L": "Q6_K", "Q6_K_XL": "Q6_K", "Q8_K_XL": "Q8_0",
 }  # fmt: skip
-"""Mixes whose rules are their makers' own, or whose main type another has, and what they are accounted as."""
+"""Mixes whose rules are their makers' own, and what they are accounted near to."""
+_OWN_PREFIX = "UD-"
 
 
+RELEASED_IN_MXFP4 = ("gpt-oss",)
+"""Models whose repositories of GGUF files have one in MXFP4 first, the experts as they were released and the
+rest in eight bits (ggml-org/llama.cpp tools/server/README.md takes the first file where there is no Q4_K_M).
+"""
 KEPT_EXPERTS = {"mxfp4": "MXFP4"}
 """Released formats whose experts every GGUF file keeps: gpt-oss' are repacked whatever the other tensors
 become (ggml-org/llama.cpp 2984e6e8 conversion/gpt_oss.py repack_mxfp4), and the quantizer turns no quantized
@@ -127,14 +140,23 @@ tensor into another type (007dbbf3 src/llama-quant.cpp llama_model_quantize_impl
 """
 
 
+def near_types(tag: str) -> tuple[str | None, bool]:
+    """The types that a tag names or is nearest to, None where no file has them, and whether its maker's own
+    rules decide which tensors have which.
+    """
+    bare = tag.upper().removeprefix(_OWN_PREFIX)
+    near = _OWN_RULES.get(bare) or _SPELLINGS.get(bare, bare)
+    return (near if near in GGUF_TYPES else None), bare != tag.upper() or bare in _OWN_RULES
+
+
 def storage_of_tag(tag: str) -> Storage | None:
     """A GGUF file of those types; None where no file has them."""
-    bare = tag.upper().removeprefix("UD-")
-    near = _NEAR_TYPES.get(bare, bare)
-    if near not in GGUF_TYPES:
+    near, own_rules = near_types(tag)
+    if near is None:
         return None
     words = f"a GGUF file in {near}" + ("" if near == tag.upper() else f", which {tag} is near to")
-    return Storage(quantization={"quant_method": "gguf", "weights": near}, words=words)
+    weights = tag.upper() if own_rules else near
+    return Storage(quantization={"quant_method": "gguf", "weights": weights}, words=words)
 
 
 def split_storage(name: str, owner: str) -> tuple[str, Storage] | None:
@@ -157,9 +179,14 @@ def _split_gguf(name: str) -> tuple[str, Storage]:
         found = storage_of_tag("_".join(parts[-count:])) if len(parts) > count else None
         if found:
             return "-".join(parts[:-count]), found
-    found = storage_of_tag(USUAL_TAG)
+    released = name.startswith(RELEASED_IN_MXFP4)
+    found = storage_of_tag("MXFP4" if released else USUAL_TAG)
     assert found is not None
-    words = f"a GGUF file in {USUAL_TAG}, llama.cpp's choice where none is named"
+    words = (
+        "a GGUF file in MXFP4, as its experts were released"
+        if released
+        else f"a GGUF file in {USUAL_TAG}, llama.cpp's choice where none is named"
+    )
     return "-".join(parts), Storage(quantization=found.quantization, words=words)
 
 

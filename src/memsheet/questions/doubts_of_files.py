@@ -42,6 +42,7 @@ from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
 from memsheet.plan.plan import Schedule
 from memsheet.plan.workload import Training
+from memsheet.questions.cache_doubts import unsaid_cache
 from memsheet.questions.length_doubts import resting_states, unsaid_length
 from memsheet.questions.named_models import (
     bundled_name,
@@ -450,7 +451,7 @@ def _doubt_of_model(
     if likely := likely_trained(reads) or (served.name if served else None):
         words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
         return Doubt(words + further, 0 if found.states else min(_least_resting(answer), kept))
-    if not stands_in and (unsaid := unsaid_length(reads, answer)):
+    if not stands_in and (unsaid := unsaid_length(reads, answer) or unsaid_cache(reads, answer)):
         return Doubt(unsaid + further, 0 if found.states else min(resting_states(answer), kept))
     if (sized := sized_stand_in(reads)) is not None and answer.model.name == sized.spec.name:
         words = (

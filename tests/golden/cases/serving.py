@@ -11,7 +11,7 @@ from memsheet.engines.transformers.widest_layer import Work
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.pages import CacheReach, Kind, Layout
 from memsheet.engines.vllm.releases import ProfiledPictures, Sampler
-from memsheet.formulas.serving.packed_experts import MARLIN, Packing
+from memsheet.formulas.serving.packed_experts import MARLIN, TRITON, Packing
 from memsheet.plan.dtypes import BF16, FP8, NF4
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import (
@@ -93,8 +93,8 @@ LOADED: dict[str, Callable[[], Cases]] = {
     "online.unquantized_bytes": lambda: {"fp8": call(serving("vllm", "llama-3.2-1b", quantization__weights="fp8"), (replace(TENSOR, dtype=FP8),))},
     "packed_experts.swizzled_scales_bytes": lambda: {"": call((symbol("experts"), symbol("in"), symbol("out")))},
     "packed_experts.kernel_expert_bytes": lambda: {
-        name: call((symbol("experts"), symbol("in"), symbol("out")), packing)
-        for name, packing in {"triton": Packing(keeps_scales=False), "marlin": Packing(usual=MARLIN)}.items()
+        name: call((symbol("experts"), symbol("in"), symbol("out")), Packing(keeps_scales=False), kernel)
+        for name, kernel in {"triton": TRITON, "marlin": MARLIN}.items()
     },
     "packed_experts.padded_block_elements": lambda: {
         name: call((symbol("experts"), symbol("out"), symbol("in")), 2, downward=down)

@@ -1,4 +1,6 @@
-"""Models of which nobody says what length they were made for: a server of theirs is no sure stop."""
+"""Models of which nobody says what length they were made for, or what their cache is kept in: a server of
+theirs is no sure stop.
+"""
 
 from __future__ import annotations
 
@@ -95,3 +97,29 @@ def test_no_length_fits_where_the_states_and_their_step_do_not(tmp_path: Path, g
             memsheet.Component.ALLOCATOR_SLACK, instant=memsheet.Instant.OPTIMIZER_STEP
         )
         assert unsaid.answer.verdict.device.low <= shortest.answer.verdict.device.low + slack.high
+
+
+# ---- what a cache is kept in -------------------------------------------------------------------------------
+
+NVIDIAS, THEIRS = "nvidia/Llama-3.1-8B-Instruct-FP8", "neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8"
+LONG = "--max-model-len 100000"
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "result"),
+    [
+        (f"{NVIDIAS} {LONG}", "1xL4", "uncertain"),
+        (f"{NVIDIAS} {LONG} --kv-cache-dtype fp8", "1xL4", "fits"),
+        (f"{NVIDIAS} {LONG} --kv-cache-dtype bfloat16", "1xL4", "does_not_fit"),
+        (f"{NVIDIAS} --max-model-len 8192", "1xL4", "fits"),
+        (f"{THEIRS} {LONG}", "1xL4", "does_not_fit"),
+        ("nvidia/Llama-3.1-405B-Instruct-FP8 -tp 2", "2xH100-80GB", "does_not_fit"),
+    ],
+)
+def test_a_cache_that_lacks_room_may_be_kept_in_eight_bits(
+    command: str, gpus: str, result: str, tmp_path: Path
+) -> None:
+    """Where a method's checkpoints mostly name that, and only the name of this one is known; not where its
+    weights have no room.
+    """
+    assert checked(f"vllm serve {command}", tmp_path, gpus).answer.verdict.result.value == result

@@ -1,9 +1,8 @@
 """Which types the quantizer of ik_llama.cpp gives: more bits than the main project's for attention, most of
 all beside many experts.
 
-ikawrakow/ik_llama.cpp 8db70379 (May 2025) src/llama.cpp:18232, llama_tensor_get_type, without an importance
-matrix and without a user's own rules. Most published files of the fork follow rules of their own; the file
-itself says.
+ikawrakow/ik_llama.cpp 8db70379 (May 2025) src/llama.cpp:18232, llama_tensor_get_type, without a user's own
+rules. Most published files of the fork follow rules of their own; the file itself says.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ FORKED: Mapping[str, Callable[[Where], bool]] = {
     "many": lambda w: w.experts >= MANY,
     "words": lambda w: w.vocab >= WORDS and _eight_or_seventy(w),
 }
-_V5, _O5, _FIRST = (("pairs", "IQ5_K"),), ("many", "Q5_K"), (("first_8th", "Q5_K"),)
+_V5, _O5, _FIRST = (("pairs", "IQ5_K"),), ("many", "Q5_K"), (("first_8th_plain", "Q5_K"),)
 FORK_MIXES: Mapping[str, tuple[str, Rules]] = {
     "Q2_K": ("Q2_K", {"attn_v": (("grouped", "Q4_K"), ("always", "Q3_K")), "ffn_down": (("always", "Q3_K"),), "attn_output": (_O5, ("always", "Q3_K"))}),
     "Q3_K_S": ("Q3_K", {"attn_output": (_O5,)}),
@@ -63,6 +62,13 @@ FORK_MIXES: Mapping[str, tuple[str, Rules]] = {
     "IQ3_K_R4": ("IQ3_K_R4", {"attn_v": (("pairs", "IQ4_K_R4"),), "attn_output": (_O5,)}),
     "IQ4_K_R4": ("IQ4_K_R4", {"attn_v": _V5, "attn_output": (_O5,)}),
 }  # fmt: skip
+
+
+def _fork_mix(mix: str) -> tuple[str, Rules]:
+    """A mix's main type and rules; the main project's of mixes whose rules here were not written down."""
+    return FORK_MIXES.get(mix) or MIXES.get(mix, (mix, {}))
+
+
 RAISED = {
     "Q2_K": "IQ3_S",
     "IQ3_XXS": "IQ3_S",
@@ -81,7 +87,7 @@ LOW_BITS = frozenset({"IQ2_K", "IQ3_K", "IQ2_K_R4", "IQ3_K_R4"})
 
 def fork_type(mix: str, kind: str, where: Where, row: int) -> str:
     """The type of a layer's matrix. ``kind``: its name in a GGUF file; ``row``: elements of a row."""
-    main, rules = FORK_MIXES.get(mix, (mix, {}))
+    main, rules = _fork_mix(mix)
     found = next((to for condition, to in rules.get(kind, ()) if FORKED[condition](where)), main)
     if main in WHOLE:
         return found
@@ -102,7 +108,7 @@ def _value_projection_type(found: str, where: Where) -> str:
 
 def fork_end(mix: str, *, output: bool, tied: bool, row: int) -> str:
     """The type of the table of tokens, which is never interleaved, or of the output matrix."""
-    main = FORK_MIXES.get(mix, (mix, {}))[0]
+    main = _fork_mix(mix)[0]
     if not output or main in WHOLE:
         return row_compatible_type(main.removesuffix("_R4"), row)
     if row % SUPER_BLOCK:

@@ -49,8 +49,8 @@ from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, 
 SERVING = (Instant.PREFILL, Instant.DECODE)
 ALWAYS = (Instant.LOAD, *SERVING)
 MIXED = Derived(
-    "types as llama.cpp's quantizer gives them; a published file may have types of its own, which its "
-    "header says"
+    "types as llama.cpp's quantizer gives them, with an importance matrix or without; a file of its maker's "
+    "own rules (UD-, _XL, _L) says them in its header"
 )
 POOL = Cited(
     GGML, "ggml-cuda.cu: activations quantized for a product; high: a matrix dequantized to fp16 for cuBLAS"

@@ -4,20 +4,13 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from memsheet.arith import round_up
 from memsheet.engines.llama_cpp.facts import is_fork
-from memsheet.engines.llama_cpp.gguf_fork import fork_end, fork_type
-from memsheet.engines.llama_cpp.gguf_mixes import (
-    BESIDE_EXPERTS,
-    EXPERTS_ALONE,
-    MIXES,
-    WHOLE,
-    Where,
-    end_type,
-    matrix_type,
-)
+from memsheet.engines.llama_cpp.ggml import ALIGNMENT
+from memsheet.engines.llama_cpp.gguf_mixes import BESIDE_EXPERTS, EXPERTS_ALONE, Where
+from memsheet.engines.llama_cpp.gguf_types import RULED, Mix, type_range, types_of_end, types_of_matrix
 from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.engines.llama_cpp.states import Stateful
 from memsheet.errors import input_error
@@ -66,8 +59,6 @@ CONVERTED = {"mxfp4": "MXFP4"}
 """Released formats of experts that a GGUF file keeps, whatever its other tensors are in (ggml-org/llama.cpp
 2984e6e8 conversion/gpt_oss.py repack_mxfp4).
 """
-RULED = (*WHOLE, EXPERTS_ALONE)
-"""Types of which no recipe makes another."""
 TOKENS, OUTPUT = "token_embd", "output"
 LAYER_TOKENS = "per_layer_token_embd"
 """The table of every word's vectors for every layer, which the host looks up (src/models/gemma4.cpp)."""
@@ -97,13 +88,24 @@ class Stored:
 
     @property
     def on_device(self) -> int:
-        return self.nbytes + self.padding
+        return _device_bytes(self.nbytes, self.padding)
 
     def ends(self) -> tuple[int, int]:
         """What it takes at least and at most on a device."""
-        return (self.on_device if self.low < 0 else self.low + self.padding), (
-            self.on_device if self.high < 0 else self.high + self.padding
-        )
+        low, high = (self.nbytes if end < 0 else end for end in (self.low, self.high))
+        return _device_bytes(low, self.padding), _device_bytes(high, self.padding)
+
+
+@formula(
+    cites=GGML,
+    at=(
+        "ggml-alloc.c ggml_backend_alloc_ctx_tensors_from_buft: every tensor from a multiple of the "
+        "buffer's alignment"
+    ),
+)
+def _device_bytes(nbytes: int, padding: int) -> int:
+    """What a tensor takes of a device's buffer."""
+    return round_up(nbytes + padding, ALIGNMENT)
 
 
 def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
@@ -126,16 +128,16 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
             "for example --quantize gguf:Q4_K_M, or gguf:Q8_0",
         )
     whole = {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
-    kind = whole if named is None or named in CONVERTED else named.removeprefix("gguf:")
-    fork = is_fork(plan.engine_version)
+    written = whole if named is None or named in CONVERTED else named.removeprefix("gguf:")
+    mix = Mix.of(written, fork=is_fork(plan.engine_version))
     kept = _kept_experts(spec.quantization)
     return split_latents(
         spec,
         plan,
         (
-            *_embedding_and_output_tensors(spec, kind, fork=fork),
-            *_layer_tensors(spec, kind, kept=kept, fork=fork),
-            *_first_layer_tensors(spec, kind),
+            *_embedding_and_output_tensors(spec, mix),
+            *_layer_tensors(spec, mix, kept=kept),
+            *_first_layer_tensors(spec, mix.name),
         ),
     )
 
@@ -246,26 +248,36 @@ def _stored_tensor(
     ),
     counts="int",
 )
-def _embedding_and_output_tensors(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
+def _embedding_and_output_tensors(spec: ModelSpec, mix: Mix) -> Iterator[Stored]:
     """Tables and the output matrix. A tied one is stored once, in the type of an output, and held twice where
     its two uses are apart.
     """
     tied = spec.head.tied or not spec.head.weights
     for weight in (*spec.embeddings.weights, *(w for norm in spec.embeddings.norms for w in norm.weights)):
         table = weight.role is Role.EMBEDDING and weight.shape[0] >= spec.vocab
-        dtype = GGUF[_output_type_name(mix, weight, output=tied, tied=tied, fork=fork)] if table else FP32
         layers = table and weight.shape[-1] == spec.embeddings.layer_elements
         kind, name = (LAYER_TOKENS, LAYER_TOKENS) if layers else (TOKENS if table else "embd", "embed")
-        yield _stored_tensor(-1, kind, name, weight.elements, weight.shape[-1], dtype)
+        if table:
+            yield _end_tensor(weight, kind, name, mix, output=tied, tied=tied)
+        else:
+            yield _stored_tensor(-1, kind, name, weight.elements, weight.shape[-1], FP32)
     for weight in spec.head.weights:
-        matrix = len(weight.shape) > 1
-        dtype = GGUF[_output_type_name(mix, weight, output=True, tied=tied, fork=fork)] if matrix else FP32
-        yield _stored_tensor(-1, OUTPUT, "head", weight.elements, weight.shape[-1], dtype)
+        if len(weight.shape) > 1:
+            yield _end_tensor(weight, OUTPUT, "head", mix, output=True, tied=tied)
+        else:
+            yield _stored_tensor(-1, OUTPUT, "head", weight.elements, weight.shape[-1], FP32)
     for stack in spec.stacks:
         for norm in stack.final_norms:
             yield from (
                 _stored_tensor(-1, "output_norm", "norm", w.elements, w.shape[-1], FP32) for w in norm.weights
             )
+
+
+def _end_tensor(weight: Weight, kind: str, module: str, mix: Mix, *, output: bool, tied: bool) -> Stored:
+    row = weight.shape[-1]
+    types = types_of_end(mix, output=output, tied=tied, row=row)
+    found = _stored_tensor(-1, kind, module, weight.elements, row, GGUF[types[0]])
+    return _with_type_range(found, weight, mix, types, OUTPUT if output else kind)
 
 
 def _first_layer_tensors(spec: ModelSpec, mix: str) -> Iterator[Stored]:
@@ -277,12 +289,7 @@ def _first_layer_tensors(spec: ModelSpec, mix: str) -> Iterator[Stored]:
             yield _stored_tensor(0, kind, module, weight.elements, weight.shape[-1], dtype)
 
 
-def _output_type_name(mix: str, weight: Weight, *, output: bool, tied: bool, fork: bool) -> str:
-    row = weight.shape[-1]
-    return fork_end(mix, output=output, tied=tied, row=row) if fork else end_type(mix, output=output, row=row)
-
-
-def _layer_tensors(spec: ModelSpec, mix: str, *, kept: str | None, fork: bool) -> Iterator[Stored]:
+def _layer_tensors(spec: ModelSpec, mix: Mix, *, kept: str | None) -> Iterator[Stored]:
     blocks = [
         block
         for stack in spec.stacks
@@ -300,19 +307,19 @@ def _layer_tensors(spec: ModelSpec, mix: str, *, kept: str | None, fork: bool) -
             kept_apart = weight.path.startswith(stateful) if stateful else False
             kind = (STATEFUL_KINDS if kept_apart else KINDS).get(module, module)
             named = f"shared.{module}" if "shared" in weight.path or weight.path in dense else module
-            own = mix if kept is None or weight.role is not Role.EXPERT else kept
+            own = mix if kept is None or weight.role is not Role.EXPERT else Mix.of(kept, fork=mix.fork)
             ruled = RULED_LIKE.get(kind, kind) if kept_apart else kind
-            dtype = _gguf_weight_dtype(weight, ruled, own, where, fork_type if fork else matrix_type)
+            types = _matrix_types(weight, ruled, own, where)
             found = _stored_tensor(
                 layer,
                 kind,
                 named,
                 weight.elements,
                 weight.shape[-1],
-                dtype,
+                GGUF[types[0]] if types else FP32,
                 expert=weight.role is Role.EXPERT,
             )
-            yield _with_type_range(found, weight, own) if dtype is not FP32 and own not in RULED else found
+            yield _with_type_range(found, weight, own, types, kind) if types else found
 
 
 RULED_LIKE = {"attn_qkv": "attn_v"}
@@ -334,20 +341,12 @@ def _weights_of_file(block: Block) -> Iterator[Weight]:
             yield replace(weight, path=f"{path}.{part}.weight", shape=(count, width))
 
 
-def _with_type_range(stored: Stored, weight: Weight, mix: str) -> Stored:
-    """With what recipes do to a type: nothing at the low end; at the high end attention in eight bits and
-    down projections in six.
-    """
-    main = GGUF[MIXES.get(mix, (mix, {}))[0]]
-    raised = (
-        "Q6_K" if stored.kind == "ffn_down" else "Q8_0" if stored.kind.startswith(("attn", "ssm")) else ""
-    )
-    high = (
-        max(stored.nbytes, int(GGUF[raised].nbytes(weight.elements)))
-        if raised and main.bits / main.block < GGUF[raised].bits / GGUF[raised].block
-        else stored.nbytes
-    )
-    return replace(stored, low=min(stored.nbytes, int(main.nbytes(weight.elements))), high=high)
+def _with_type_range(stored: Stored, weight: Weight, mix: Mix, types: tuple[str, ...], kind: str) -> Stored:
+    """With the least and the most that it takes in a file of that name. ``types``: that rules give it."""
+    if mix.name in RULED and not mix.own_rules:
+        return stored
+    low, high = type_range(mix, kind, types, weight.elements)
+    return replace(stored, low=low, high=high)
 
 
 def _quantization_context(spec: ModelSpec, block: Block, layer: int, layers: int) -> Where:
@@ -359,14 +358,12 @@ def _quantization_context(spec: ModelSpec, block: Block, layer: int, layers: int
     )
 
 
-def _gguf_weight_dtype(
-    weight: Weight, kind: str, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]
-) -> DType:
-    """Matrices are quantized; norms, biases, routers and matrices of one row stay in fp32, and experts that
-    are released in MXFP4 are that in every file. ``kind``: whose rules a matrix follows.
+def _matrix_types(weight: Weight, kind: str, mix: Mix, where: Where) -> tuple[str, ...]:
+    """Types that a matrix may have; none of what stays in fp32: norms, biases, routers and matrices of one
+    row. ``kind``: whose rules it follows.
     """
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2 or weight.shape[0] == 1:
-        return FP32
-    if mix == EXPERTS_ALONE:
-        return GGUF[mix if weight.role is Role.EXPERT else BESIDE_EXPERTS]
-    return GGUF[type_of(mix, kind, where, weight.shape[-1])]
+        return ()
+    if mix.name == EXPERTS_ALONE:
+        return (mix.name if weight.role is Role.EXPERT else BESIDE_EXPERTS,)
+    return types_of_matrix(mix, kind, where, weight.shape[-1])

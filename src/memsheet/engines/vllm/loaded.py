@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memsheet.engines.vllm.cut_blocks import refined_experts
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.runtime import NVIDIA
 from memsheet.formulas.serving.loaded import Ways, with_blocks, with_own_projections
-from memsheet.formulas.serving.packed_experts import MARLIN, TENSORRT, TRITON, Packing
+from memsheet.formulas.serving.packed_experts import MARLIN, TENSORRT, TRITON, Kernel, Packing
 from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import replace
 from memsheet.plan.device import Device
@@ -144,27 +146,34 @@ fused_moe/oracle/mxfp4.py, _get_priority_backends_for_gpt_oss).
 
 
 def packing_of(part: ModelSpec, release: Release, version: str | None, device: Device | None) -> Packing:
-    """How a release keeps experts of four bits on a card: by triton's kernels on Hopper, by Marlin's before,
-    and by TensorRT-LLM's on the first Blackwell (v0.33.0 fused_moe/oracle/mxfp4.py:402,
-    experts/gpt_oss_triton_kernels_moe.py:41); which runs elsewhere depends on what is installed.
-    """
+    """How a release keeps experts of four bits on a card."""
     since = version_of(version) if version else release.since
     older = since[:2] < DROPS_SCALES_SINCE
-    columns = 2 if since[:2] < COLUMNS_OF_FOUR_SINCE else 4
-    known = device is not None and device.vendor == NVIDIA and not older and part.model_type in OPEN_EXPERTS
-    units = (device.compute_capability or "") if device is not None and known else ""
-    own = (device.compute_capability or "").partition(".")[0] if device and device.vendor == NVIDIA else ""
-    kernels = {"8": MARLIN, "9": TRITON, "10": TENSORRT}
-    kernel = kernels.get(units.partition(".")[0])
+    major = (device.compute_capability or "").partition(".")[0] if device and device.vendor == NVIDIA else ""
+    kernels = (KERNELS_BEFORE if older else KERNELS).get(major) if part.model_type in OPEN_EXPERTS else None
     return Packing(
-        usual=kernel or TRITON,
-        alone=kernel in (MARLIN, TRITON),
+        kernels=kernels or (TRITON,),
+        closed=kernels is not None and TENSORRT not in kernels,
         keeps_scales=older,
-        scale_columns=columns,
-        pads_rows=own not in MARLIN_ALONE if own else None,
+        scale_columns=2 if since[:2] < COLUMNS_OF_FOUR_SINCE else 4,
+        pads_rows=major not in MARLIN_ALONE if major else None,
     )
 
 
+KERNELS: Mapping[str, tuple[Kernel, ...]] = {"8": (MARLIN,), "9": (TRITON,), "10": (TENSORRT,)}
+"""Kernels of such experts by a card's major number: triton's on Hopper, Marlin's before, and TensorRT-LLM's
+on the first Blackwell, where others may run (v0.33.0 fused_moe/oracle/mxfp4.py:402,
+experts/gpt_oss_triton_kernels_moe.py:41).
+"""
+KERNELS_BEFORE: Mapping[str, tuple[Kernel, ...]] = {
+    **KERNELS,
+    "9": (TRITON, MARLIN),
+    "12": (TRITON, MARLIN),
+}
+"""Before, Marlin's ran where triton's were not installed, and below 9.0 always (v0.11.0
+model_executor/layers/quantization/mxfp4.py:95-102, get_mxfp4_backend; 007d5005 the same, and Marlin's from
+11.0 on).
+"""
 MARLIN_ALONE = ("7", "8", "9")
 """Major numbers of cards without matrix units of four bits, where NVFP4 is Marlin's, which pads no expert
 (v0.33.0 quantization/utils/marlin_utils_fp4.py, fused_moe/oracle/nvfp4.py).

@@ -14,7 +14,7 @@ from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values, is_key
 from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_file_types, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import Command
-from memsheet.patterns import late_pattern
+from memsheet.exchange.shared.tensor_rules import LAYERS, host_expert_layers
 
 VERSION = "llama.cpp 00dc8057"
 TABLE = "tools/server/README.md, Common params"
@@ -99,32 +99,21 @@ def _parse_llama_command(text: str) -> Mapping[str, Any]:
         return found
     repository, file = found.pop("--hf-repo", None), found.pop("--hf-file", None)
     if found["--model"] is None and isinstance(repository, str):
-        types = gguf_file_types(str(file or "")) or "Q4_K_M"
-        tagged = ":" in repository or "@" in repository
-        found["--model"] = repository if tagged else f"{repository}:{types}"
+        types = gguf_file_types(str(file or ""))
+        told = ":" in repository or "@" in repository
+        if (
+            not told and not types
+        ):  # its name's end says that it has files of GGUF, the catalogue which is taken
+            told, types = repository.lower().endswith("-gguf"), "Q4_K_M"
+        found["--model"] = repository if told else f"{repository}:{types}"
         found.setdefault(PROJECTOR, not {"--mmproj", "--mmproj-url"} & found.keys())
-    if _all_experts_on_host(found.get("--override-tensor")):
-        found = {at: held for at, held in found.items() if at != "--override-tensor"} | {"--cpu-moe": True}
+    layers = host_expert_layers(str(found.get("--override-tensor") or ""))
+    if layers is not None and not {"--cpu-moe", "--n-cpu-moe"} & found.keys():
+        found = {at: held for at, held in found.items() if at != "--override-tensor"}
+        found |= {"--cpu-moe": True} if layers == LAYERS else {"--n-cpu-moe": layers}
     if found["--model"] is None and isinstance(address := found.pop("--model-url", None), str):
         found["--model"] = address.rpartition("/")[2]
     return found
-
-
-_ANY_LAYER = late_pattern(r"\(?(?:\[0-9\]|\\d)[+*]\)?")
-_EXPERTS = late_pattern(r"(?:blk)?(?:ffn_(?:\((?P<which>[a-z_|]+)\))?)?_?exps(?:weight)?")
-_MATRICES = frozenset({"up", "down", "gate"})
-
-
-def _all_experts_on_host(override: Any) -> bool:
-    """Whether an override of buffers is the one that keeps the routed experts of every layer in host memory,
-    as --cpu-moe does (common/common.h, LLM_FFN_EXPS_REGEX): a pattern with nothing but wild cards around the
-    experts' names. Others stay open.
-    """
-    pattern, _, buffer = str(override or "").rpartition("=")
-    bare = re.sub(r"[\\.*+^$]", "", _ANY_LAYER.sub("", pattern))
-    found = _EXPERTS.fullmatch(bare) if buffer == "CPU" else None
-    which = found["which"].split("|") if found and found["which"] else _MATRICES
-    return found is not None and _MATRICES.issubset(which)
 
 
 def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memsheet.arith import Count, ceil_div, maximum, round_up
+from functools import reduce
+
+from memsheet.arith import Count, ceil_div, maximum, minimum, round_up
 from memsheet.formulas.states.held import HeldTensor, module_of
 from memsheet.frozen import dataclass
 from memsheet.plan.dtypes import BF16, FP32, MXFP4, NVFP4
@@ -39,14 +41,14 @@ fused_moe/oracle/mxfp4.py:837-916.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How a release and a card keep such experts. ``usual``: the kernel that is the value; ``alone``: it is
-    the only one that runs; ``keeps_scales``: the checkpoint's stay beside triton's; ``scale_columns``: shares
-    that triton's are padded to; ``pads_rows``: kernels of NVFP4 pad an expert's rows, None where nobody
-    knows.
+    """How a release and a card keep such experts. ``kernels``: those that may run, the usual one first, whose
+    bytes are the value; ``closed``: no other runs; ``keeps_scales``: the checkpoint's stay beside triton's;
+    ``scale_columns``: shares that triton's are padded to; ``pads_rows``: kernels of NVFP4 pad an expert's
+    rows, None where nobody knows.
     """
 
-    usual: Kernel = TRITON
-    alone: bool = False
+    kernels: tuple[Kernel, ...] = (TRITON,)
+    closed: bool = False
     keeps_scales: bool = True
     scale_columns: int = SCALE_COLUMNS
     pads_rows: bool | None = None
@@ -118,9 +120,13 @@ def _padded_rows(held: tuple[HeldTensor, ...], packing: Packing) -> dict[str, By
 
 
 def _kernel_range(one: HeldTensor, packing: Packing) -> Bytes:
-    value = one.times * kernel_expert_bytes(one.shape, packing, downward=_is_downward(one.path))
-    if packing.alone:
-        return Bytes.exact(value)
+    downward = _is_downward(one.path)
+    sizes = [
+        one.times * kernel_expert_bytes(one.shape, packing, k, downward=downward) for k in packing.kernels
+    ]
+    value = sizes[0]
+    if packing.closed:
+        return Bytes(reduce(minimum, sizes), value, reduce(maximum, sizes))
     stored = one.times * one.dtype.nbytes(one.elements)
     padded = one.times * one.dtype.nbytes(_most_padded_elements(one))
     return Bytes(stored, value, maximum(value, padded))
@@ -130,12 +136,14 @@ def _kernel_range(one: HeldTensor, packing: Packing) -> Bytes:
     cites=PAGED_SERVER_CODE,
     at="v0.11.0 mxfp4.py:168-210, 599 and v0.33.0 fused_moe/oracle/mxfp4.py:837, 1440-1471",
 )
-def kernel_expert_bytes(shape: tuple[Count, ...], packing: Packing, *, downward: bool = False) -> Count:
-    """Bytes of (experts, in, out) as the usual kernel keeps them. ``downward``: from the inner size."""
-    padded = _padded_shape(shape, packing.usual, downward=downward)
+def kernel_expert_bytes(
+    shape: tuple[Count, ...], packing: Packing, kernel: Kernel, *, downward: bool = False
+) -> Count:
+    """Bytes of (experts, in, out) as a kernel keeps them. ``downward``: from the inner size."""
+    padded = _padded_shape(shape, kernel, downward=downward)
     experts, inputs, outputs = padded
     whole: Count = MXFP4.nbytes(experts * inputs * outputs)
-    if not packing.usual.swizzles:
+    if not kernel.swizzles:
         return whole
     own = experts * outputs * ceil_div(inputs, SHARE)
     swizzled = swizzled_scales_bytes(padded, packing.scale_columns)
@@ -159,11 +167,13 @@ def _bias_range(one: HeldTensor, packing: Packing) -> Bytes:
     fused_moe/oracle/mxfp4.py:1440).
     """
     experts, outputs = one.shape
-    kernel = packing.usual
-    rows = round_up(outputs, kernel.hidden if _is_downward(one.path) else 2 * kernel.inner)
-    value = one.times * (FP32 if kernel.wide_bias else BF16).nbytes(experts * rows)
-    if packing.alone:
-        return Bytes.exact(value)
+    sizes = []
+    for kernel in packing.kernels:
+        rows = round_up(outputs, kernel.hidden if _is_downward(one.path) else 2 * kernel.inner)
+        sizes.append(one.times * (FP32 if kernel.wide_bias else BF16).nbytes(experts * rows))
+    value = sizes[0]
+    if packing.closed:
+        return Bytes(reduce(minimum, sizes), value, reduce(maximum, sizes))
     plain = one.times * BF16.nbytes(one.elements)
     return Bytes(plain, value, maximum(value, 2 * plain))
 

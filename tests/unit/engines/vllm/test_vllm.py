@@ -435,14 +435,12 @@ def test_quantized_latent_projections_are_copied_in_sixteen_bits() -> None:
 def test_experts_in_four_bits_are_a_range_of_what_kernels_make_of_them() -> None:
     (sheet,) = served("gpt-oss-20b", **OLD).sheets
     experts = next(item.largest for item in sheet.items if item.path.endswith("mlp.experts"))
-    values = 24 * 32 * (5760 + 2880) * 2880
-    assert (
-        experts.low == values // 2 + values // 32 + 24 * 32 * (5760 + 2880) * 2
-    )  # as stored, with biases in 16 bits
-    assert (
-        experts.value - experts.low == 24 * 32 * (90 * 5888 + 90 * 3072) + 24 * 32 * (5760 + 2880) * 2
-    )  # scales again, biases in 32
-    assert experts.high > experts.value
+    values, biases = 24 * 32 * (5760 + 2880) * 2880, 24 * 32 * (5760 + 2880)
+    of_triton = values // 2 + values // 32 + 24 * 32 * (90 * 5888 + 90 * 3072)  # scales again
+    assert experts.value == of_triton + biases * 4
+    assert experts.low == of_triton + 24 * 32 * (5888 + 3072) * 2  # Marlin's biases, padded in 16 bits
+    of_marlin = 24 * 32 * (5888 + 2944) * 3072
+    assert experts.high == of_marlin // 2 + of_marlin // 32 + biases * 4
 
 
 def test_a_vocabulary_is_padded_and_shared() -> None:

@@ -87,10 +87,9 @@ def test_all_layers_in_any_word(layers: str) -> None:
 
 
 def test_a_repository_without_types_is_of_the_usual_ones() -> None:
-    assert (
-        said("llama-cli -hf ggml-org/gemma-3-4b-it-GGUF -p hi")["@model"]
-        == "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
-    )
+    """Where a repository's name says that it has files of GGUF, who reads the model says which is taken."""
+    assert said("llama-cli -hf ggml-org/gemma-3-4b-it-GGUF -p hi")["@model"] == "ggml-org/gemma-3-4b-it-GGUF"
+    assert said("llama-cli -hf ggml-org/gemma-3-4b-it -p hi")["@model"] == "ggml-org/gemma-3-4b-it:Q4_K_M"
     assert said("llama-server -hf a/b-GGUF:Q8_0")["@model"] == "a/b-GGUF:Q8_0"
     assert said("llama-server -hf a/b-GGUF -hff b-Q5_K_M.gguf")["@model"] == "a/b-GGUF:Q5_K_M"
 
@@ -291,8 +290,31 @@ def test_an_override_that_keeps_every_expert_on_the_host_is_that(pattern: str) -
 
 
 @pytest.mark.parametrize(
+    ("rules", "layers"),
+    [
+        (r"blk\.[0-9]\.ffn_.*_exps=CPU", 10), (r"blk\.(?:[0-9]|[1-8][0-9])\.ffn_.*_exps=CPU", 90),
+        (r"blk\.(0|1|2)\.ffn_(up|down|gate)_exps=CPU", 3), (r"blk\.0\..*_exps=CPU,blk\.1\..*_exps=CPU", 2),
+    ],
+)  # fmt: skip
+def test_an_override_of_the_first_layers_experts_counts_them(rules: str, layers: int) -> None:
+    line = "llama-server -m Qwen3-235B-A22B-Q4_K_M.gguf -ngl 99 -c 8192 "
+    assert said(f"{line} -ot '{rules}'") == said(f"{line} --n-cpu-moe {layers}")
+
+
+@pytest.mark.parametrize(
     "override",
-    [r"blk\.[0-9]\.ffn_.*_exps=CPU", ".ffn_up_exps.=CPU", "exps=CUDA1", "(1|3).ffn_.*_exps=CPU", "attn=CPU"],
+    [
+        r"blk\.[1-9]\.ffn_.*_exps=CPU",
+        ".ffn_up_exps.=CPU",
+        "exps=CUDA1",
+        "(1|3).ffn_.*_exps=CPU",
+        "attn=CPU",
+        "ffn_.*=CPU",
+        r"(\d+)+.ffn_.*_exps=CPU",
+        "((.*)*)*exps=CPU",
+        "[exps=CPU",
+        "exps=CPU,output=CPU",
+    ],
 )
 def test_other_overrides_stay_open(override: str) -> None:
     found = read_text("serve.sh", f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf -ot '{override}'", PARSERS)

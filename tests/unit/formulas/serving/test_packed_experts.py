@@ -43,17 +43,20 @@ def test_a_kernel_pads_what_a_rank_has_of_an_expert(tp: int) -> None:
     shapes = {False: (1, HIDDEN, 2 * inner), True: (1, inner, HIDDEN)}
 
     def kept(packing: Packing) -> int:
-        return sum(int(kernel_expert_bytes(shape, packing, downward=down)) for down, shape in shapes.items())
+        (kernel,) = packing.kernels
+        return sum(
+            int(kernel_expert_bytes(shape, packing, kernel, downward=down)) for down, shape in shapes.items()
+        )
 
     wide = up(inner, 64)
     numbers = 3 * wide * HIDDEN // 2
     own = 2 * wide * HIDDEN // 32 + HIDDEN * -(-wide // 32)
-    assert kept(Packing(usual=TRITON)) == numbers + own + triton_scales(wide, 2)
-    assert kept(Packing(usual=TRITON, keeps_scales=False, scale_columns=4)) == numbers + triton_scales(
+    assert kept(Packing(kernels=(TRITON,))) == numbers + own + triton_scales(wide, 2)
+    assert kept(Packing(kernels=(TRITON,), keeps_scales=False, scale_columns=4)) == numbers + triton_scales(
         wide, 4
     )
-    assert kept(Packing(usual=MARLIN)) == expert_bytes(up(inner, 128), up(HIDDEN, 256))
-    assert kept(Packing(usual=TENSORRT)) == kept(Packing(usual=MARLIN))
+    assert kept(Packing(kernels=(MARLIN,))) == expert_bytes(up(inner, 128), up(HIDDEN, 256))
+    assert kept(Packing(kernels=(TENSORRT,))) == kept(Packing(kernels=(MARLIN,)))
 
 
 def experts_of(gpus: str, version: str) -> Bytes:
@@ -70,6 +73,8 @@ def experts_of(gpus: str, version: str) -> Bytes:
         ("1xH100-80GB", "0.25.0", True),
         ("1xH100-80GB", "0.24.0", False),
         ("1xL40S", "0.33.0", True),
+        ("1xL40S", "0.11.0", True),
+        ("1xA100-80GB", "0.11.0", True),
         ("1xB200", "0.33.0", False),
         ("1xMI300X", "0.33.0", False),
     ],
@@ -85,10 +90,27 @@ def test_scales_are_kept_once_since_a_release() -> None:
     assert twice - once == LAYERS * 32 * (2 * INNER * HIDDEN + INNER * HIDDEN) // 32
 
 
+def marlin_bytes() -> int:
+    """Of all layers: matrices with 3,072 by 2,944, and biases in bf16."""
+    return (
+        LAYERS
+        * 32
+        * (expert_bytes(up(INNER, 128), up(HIDDEN, 256)) + 2 * (2 * up(INNER, 128) + up(HIDDEN, 256)))
+    )
+
+
+def test_two_kernels_are_a_range_from_one_to_the_other() -> None:
+    """On Hopper before 0.25 triton's kernels ran where they were installed, else Marlin's."""
+    hopper, ada = experts_of("1xH100-80GB", "0.11.0"), experts_of("1xL40S", "0.11.0")
+    assert hopper.low <= hopper.value < ada.value <= hopper.high
+    assert hopper.high - hopper.low < ada.value // 16
+    assert ada.value == pytest.approx(marlin_bytes(), rel=1e-6)
+
+
 def test_other_families_stay_open() -> None:
     spec = read_named_model("kimi-k2", "infer")
     device: Any = infer("gpt-oss-20b", engine="vllm", gpus="1xH100-80GB").cluster.device  # type: ignore[union-attr]
-    assert not packing_of(spec, release_of("0.33.0"), "0.33.0", device).alone
+    assert not packing_of(spec, release_of("0.33.0"), "0.33.0", device).closed
 
 
 NEMOTRON = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4"
