@@ -55,7 +55,7 @@ def test_peak_is_that_of_its_own_code(asked: dict[str, Any], traced: int) -> Non
     assert sheet(**asked).peak.value == pytest.approx(traced, rel=1e-4)
 
 
-# the same of 0.1.1 (its own modules, a step as its recipe for one device writes it, and its optimizer's), less
+# the same of 0.1.1 (its own modules, a step as its recipe for one device writes it, its optimizer's), less
 # inputs, where backward has most
 OLDER = [
     ({"vocab_size": 1000}, {}, 374_026_832),
