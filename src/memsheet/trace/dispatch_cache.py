@@ -96,8 +96,8 @@ class CachedFakeMode(FakeTensorMode):
         self._alike: dict[torch.device, dict[str, Any]] = {}
 
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
-        """The mode itself: a copied tensor names its mode, and one of another mode would not share memory with
-        its views.
+        """The mode itself: a tensor's copy names its mode, and in another its views would not share its
+        memory.
         """
         return self
 
