@@ -9,7 +9,7 @@ operations that return lists (``split``) or that reshape a product (``_unsafe_vi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -94,6 +94,12 @@ class CachedFakeMode(FakeTensorMode):
         super().__init__(**given)
         self.cache_enabled = False  # torch's own: it would keep the same once more
         self._alike: dict[torch.device, dict[str, Any]] = {}
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        """The mode itself: a tensor's copy names its mode, and in another its views would not share its
+        memory.
+        """
+        return self
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -127,6 +127,34 @@ def test_values_are_refused_with_the_persons_own_line(tmp_path):
         trace_file(f"{file}:build", Options())
 
 
+COPIES = """
+import copy, torch
+def step(layers):
+    model, given = torch.nn.Sequential(*layers), torch.zeros(64, 256)
+    optimizer = torch.optim.SGD(model.parameters())
+    def run():
+        model(given).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, run
+def copied():
+    one = torch.nn.Linear(256, 256)
+    return step([one, *(copy.deepcopy(one) for _ in range(2))])
+def made():
+    return step([torch.nn.Linear(256, 256) for _ in range(3)])
+"""
+
+
+def test_layers_that_are_deep_copies_take_what_others_do(tmp_path):
+    """A copy's views share its memory, as those of what was made."""
+    file = tmp_path / "mine.py"
+    file.write_text(COPIES)
+    played = [trace_file(f"{file}:{name}", Options())[1] for name in ("copied", "made")]
+    copied, made = (sheet_of(timelines[0]) for timelines in played)
+    for when in (Instant.LOAD, Instant.FORWARD, Instant.BACKWARD, Instant.OPTIMIZER_STEP):
+        assert copied.at(when).value == made.at(when).value
+
+
 def test_a_function_that_is_not_there(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def other():\n    return None\n")

@@ -445,18 +445,24 @@ def _table_leaving(of: Groups, group: Group) -> BytesByPath:
 
 
 def _root_leaving(of: Groups, group: Group) -> BytesByPath:
-    """The end of backward, where the root's gradients are reduced: those of the head waited for it."""
+    """The end of backward, where the root's gradients are reduced: those of the head waited for it. Its
+    parameters are freed before (torch 2.13 _fsdp_param_group.py, post_backward), and the last gradient goes
+    last, as any group's.
+    """
     size = sum(reduce_input_bytes(each, of.plan) for each in of.rooted if each)
     buffer, shard = (
         _group_row_key(Component.COMMUNICATION, group, "reduce_scatter"),
         (Component.GRADIENTS, ROOT),
     )
+    freed = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -of.root
     whole = [pair for each in of.rooted if each for pair in each.gradients.held.items()]
-    copied = BytesByPath.of([(buffer, size), *group.gradients.held.items()])
+    copied = BytesByPath.of([(buffer, size), freed, *group.gradients.held.items()])
     gone = BytesByPath.of(
         [
             (buffer, size),
+            freed,
             (shard, ceil_div(size, of.plan.mesh.sharded)),
+            *(last_gradient_row(each, of.plan) for each in of.rooted[-1:] if each),
             *((key, -n) for key, n in whole if key not in group.gradients.held),
         ]
     )

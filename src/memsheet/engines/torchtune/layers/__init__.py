@@ -1,4 +1,4 @@
-"""torchtune's model code (0.3 to 0.6): the decoders of its component builders, of the Llama, Mistral and
+"""torchtune's model code (0.1 to 0.6): the decoders of its component builders, of the Llama, Mistral and
 Qwen2 families.
 
 Layers are in ``layers.py``, compiled ones in ``compiled.py``, the losses in ``loss.py``.
@@ -13,9 +13,11 @@ from memsheet.engines.torchtune.layers.gathered import buffers_at_loss
 from memsheet.engines.torchtune.layers.layers import COMPILED
 from memsheet.engines.torchtune.layers.loss import (
     PIECES,
+    SHIFTED,
     hidden_states_for_loss,
     lm_head_cross_entropy,
     loss_input,
+    named_logits_bytes,
 )
 from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
@@ -47,10 +49,7 @@ POSITIONS = 131_072
 (models/llama3_1/_model_builders.py:34).
 """
 
-OTHER_RECIPES = (
-    "has other recipes (FullyShardedDataParallel, logits of all positions copied in fp32), "
-    "which are not modelled"
-)
+OTHER_RECIPES = "shards by FullyShardedDataParallel, which is not modelled there"
 
 
 def decoder_layer_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
@@ -72,10 +71,11 @@ def torchtune_embeddings(
 
 def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """Layers are compiled one by one, and the loss of a piece (training/_compile.py); embeddings, final norm
-    and head are not.
+    and head are not. Before 0.3 the whole model is, whose layers run the same, and no loss.
     """
     several = plan.training.microbatch > 1 if isinstance(plan.training.microbatch, int) else True
-    return replace(how, options=frozenset({COMPILED}) if plan.compile else frozenset(), several=several)
+    named = {COMPILED: plan.compile, SHIFTED: _before_chunks(plan.engine_version)}
+    return replace(how, options=frozenset(name for name, on in named.items() if on), several=several)
 
 
 def torchtune_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -89,11 +89,14 @@ def torchtune_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         OptimizerName.PAGED_ADAMW,
         OptimizerName.PAGED_ADAMW_8BIT,
     )
+    older = _before_chunks(plan.engine_version)
     none, alone = plan.recompute.mode is RecomputeMode.NONE, agreed(plan.mesh.gpus == 1)
     rules: list[tuple[str, object, bool, str, str]] = [
         ("model", spec.name, bool(kinds), f"is built of {', '.join(kinds)} blocks, which are not modelled of torchtune", "engine transformers"),
         ("model", spec.name, not kinds and not plain, "has parts that torchtune's decoders do not have", "engine transformers"),
-        ("engine_version", plan.engine_version, _other_recipes(plan.engine_version), OTHER_RECIPES, "0.3 or later"),
+        ("engine_version", plan.engine_version, older and not alone, OTHER_RECIPES, "0.3 or later"),
+        ("loss", "chunked", older and plan.loss is Loss.CHUNKED, "is not in that version", "plain"),
+        ("offload.activations", True, older and plan.offload.activations, "is not in that version", "leave it out"),
         ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),
         ("offload.activations", True, plan.offload.activations and none, "is modelled of recomputed layers alone", "add --recompute full"),
         ("offload.optimizer", plan.offload.optimizer, bool(plan.offload.optimizer) and alone and not paged,
@@ -106,9 +109,9 @@ def torchtune_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]
 
 
-def _other_recipes(version: str | None) -> bool:
+def _before_chunks(version: str | None) -> bool:
     """Torchtune 0.1 and 0.2 (recipes/lora_finetune_distributed.py and lora_finetune_single_device.py of
-    135cf2e).
+    135cf2e), whose loss takes all logits at once.
     """
     return version is not None and version.split("-")[0].split(".")[:2] in (["0", "1"], ["0", "2"])
 
@@ -136,20 +139,22 @@ def block_numerics(_: Block, __: Plan, ___: PassShape, how: RunConfig) -> RunCon
 @formula(cites=TORCHTUNE_MODEL, at="modules/transformer.py:400-420: the sequence in eight pieces")
 def end_axes(spec: ModelSpec, plan: Plan, shape: PassShape) -> dict[str, Count]:
     pieces = PIECES if plan.loss is Loss.CHUNKED else 1
-    sizes = {**whole_ends(spec, plan, shape), "c": ceil_div(shape.tokens, pieces)}
+    sizes = {**whole_ends(spec, plan, shape), "s-1": shape.tokens - 1, "c": ceil_div(shape.tokens, pieces)}
     return {**sizes, **buffers_at_loss(spec, plan)}
 
 
-def spec_with_rope_cache(spec: ModelSpec, _: Plan) -> ModelSpec:
+def spec_with_rope_cache(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """With the rotary cache, a buffer of cosines and sines for all positions that every layer shares
-    (position_embeddings.py:50-75).
+    (position_embeddings.py:50-75). Before 0.3 layers are deep copies of one, its cache with them (0.1.1,
+    modules/transformer.py, _get_clones).
     """
     at = spec.stacks[0].runs[0].pattern[0].mixers[0]
     if not isinstance(at, Attention):
         return spec
+    times = spec.layers if _before_chunks(plan.engine_version) else 1
     cache = Weight(
         path="rope.cache",
-        shape=(spec.max_positions or POSITIONS, at.head_dim),
+        shape=(times * (spec.max_positions or POSITIONS), at.head_dim),
         role=Role.BUFFER,
         dtype="fp32",
     )
@@ -159,5 +164,5 @@ def spec_with_rope_cache(spec: ModelSpec, _: Plan) -> ModelSpec:
 CODE = ModelCode(
     forward=decoder_layer_forward, embed=torchtune_embeddings, head=hidden_states_for_loss, loss=lm_head_cross_entropy, loss_input=loss_input, problems=torchtune_problems, block_numerics=block_numerics,
     axes=whole_axes, end_axes=end_axes, normalise=torchtune_rms_norm, built=spec_with_rope_cache, plan_numerics=plan_numerics,
-    knows_shards=True,
+    named=named_logits_bytes, knows_shards=True,
 )  # fmt: skip

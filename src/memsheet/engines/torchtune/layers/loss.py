@@ -11,14 +11,21 @@ from __future__ import annotations
 from memsheet.engines.torchtune.layers.gathered import AGAIN, AHEAD, STILL
 from memsheet.engines.torchtune.layers.layers import COMPILED
 from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.formulas.tapes.graph import Grad, GradientSum, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import FP32, INT8, DType
-from memsheet.plan.plan import Loss
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Loss, Plan
+from memsheet.plan.workload import PassShape
+from memsheet.sheet import Component
 
 PIECES = 8
 PIECE: Shape = ("b", "c", "V")
+NEXT: Shape = ("b", "V", "s-1")
+"""Logits of every position that has a next one."""
+SHIFTED = "shifted logits"
 
 
 def hidden_states_for_loss(_: Recorder, x: Tensor, *__: object) -> Tensor:
@@ -42,9 +49,39 @@ def lm_head_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, ta
     waits = table != OWN_TABLE and loss is Loss.PLAIN
     joined = GradientSum.WAITS if waits else GradientSum.NO
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains, joined=joined)
+    if SHIFTED in how.options:
+        return _shifted_logits_loss(r, x, weight)
     return (
         _chunked_logits_loss(r, x, weight, how) if loss is Loss.CHUNKED else _full_logits_loss(r, x, weight)
     )
+
+
+def _shifted_logits_loss(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
+    """Before 0.3 the recipe copies all logits but the last position's, and hands the loss that copy with the
+    vocabulary in front, which log_softmax copies again (0.1.1, recipes/lora_finetune_single_device.py, train;
+    aten SoftMax.cu, host_softmax). The first copy is the loop's own (``named_logits_bytes``).
+    """
+    logits = r.cast(r.linear(x, weight, "V", "lm_head"), FP32, "loss/fp32")
+    whole = logits.shape
+    shifted = r.apply(
+        Tensor(None, NEXT, FP32),
+        (logits,),
+        (),
+        lambda _: [r.grad(whole, FP32)],
+    )
+    del logits
+    ordered = r.tensor("loss/ordered", NEXT, FP32)
+    logged = r.unary(shifted, "loss/log_softmax", saves="output")
+    del ordered, shifted
+    return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(NEXT, FP32)])
+
+
+def named_logits_bytes(spec: ModelSpec, _: Plan, shape: PassShape, how: RunConfig) -> BytesByPath:
+    """The shifted copy, which the loop names until the next forward has returned."""
+    if SHIFTED not in how.options:
+        return BytesByPath.of(())
+    size = FP32.nbytes(shape.sequences * (shape.tokens - 1) * spec.vocab)
+    return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "loss/shifted"), size)])
 
 
 def _full_logits_loss(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
