@@ -574,7 +574,7 @@ FORMAT: Format = Format(
     model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), inlines=(F,), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
-    beside=frozenset({
+    spreads=True, beside=frozenset({
         "engine", "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.cp", "context_parallel_comm", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
         "allocator.expandable_segments", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce",
         "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",
