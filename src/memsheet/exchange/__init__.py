@@ -28,6 +28,7 @@ from memsheet.frozen import replace
 from memsheet.guard.budget import MOST_LINES, MOST_SCRIPT, TooMuchError, is_long_script
 from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
+from memsheet.plan.plan import Schedule
 
 with late_functions(__name__):
     from memsheet.exchange.servers.swift_commands import swift_servers
@@ -249,10 +250,10 @@ def engine_differences(form: Format, asked: Values) -> Iterator[str]:
 
 def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
     """Keys that are asked for and that neither the file nor the training script beside it says."""
+    spreads = form.spreads and asked.get("schedule") == Schedule.NAIVE.value
+    beside = {*form.beside, *(SPREAD if spreads else ())}
     for key, value in asked.items():
-        left_out = (
-            key[0] in "@?" or key in DESCRIBED or key in DERIVED or key in made or form.beside & {key, "*"}
-        )
+        left_out = key[0] in "@?" or key in DESCRIBED or key in DERIVED or key in made or beside & {key, "*"}
         own = key == GRADIENT_SYNC and form.gradient_sync in (
             "",
             value,
@@ -267,6 +268,10 @@ def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -
 
 
 GRADIENT_SYNC = "gradient_sync"
+SPREAD = ("schedule", "mesh.pp", "layers_per_stage", "end_stages")
+"""What a script says that loads a model over several cards (``device_map``), for formats that leave it to
+one.
+"""
 
 
 def says_nothing(key: str, value: Any) -> bool:

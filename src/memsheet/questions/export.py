@@ -27,6 +27,7 @@ from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions
 from memsheet.plan.check import RULES, flatten_document
 from memsheet.plan.document import PLAN, SHEET, plan_document
+from memsheet.plan.plan import Schedule
 from memsheet.plan.workload import Serving
 from memsheet.questions import accounted
 from memsheet.questions.question_parts import plan_document_of
@@ -132,6 +133,8 @@ def left_out_lines(
     if not keys:
         return
     yield "the sheet rests on these, which no file here says: the training script or its environment must"
+    if asked.get("schedule") == Schedule.NAIVE.value:
+        yield '  the model is loaded with device_map="auto", by one process that no launcher starts'
     line = ""
     for key in keys:
         one = f"{key} = {_typed_value(asked[key])}"

@@ -356,3 +356,40 @@ def test_options_of_a_class_of_its_own_are_its_texts(tmp_path: Path) -> None:
     found = checked(tmp_path, f"torchrun --nproc_per_node 8 {FLAGS}", own)
     assert found.answer is not None
     assert found.answer.plan.adapter is not None
+
+
+OWN_ADAPTERS = """\
+from dataclasses import dataclass, field
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+from peft import LoraConfig, get_peft_model
+@dataclass
+class Mine:
+    model_name_or_path: str = field(default="facebook/opt-125m")
+    lora_r: int = 8
+    lora_target_modules: list[str] = field(default_factory=lambda: ["q_proj", "v_proj"])
+mine, args = HfArgumentParser((Mine, TrainingArguments)).parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_pretrained(mine.model_name_or_path, torch_dtype="bfloat16")
+model = get_peft_model(model, LoraConfig(r=mine.lora_r, target_modules=mine.lora_target_modules))
+Trainer(model=model, args=args).train()
+"""
+
+
+@pytest.mark.parametrize("rank", [8, 32])
+def test_adapters_whose_layers_a_field_makes_are_read_and_their_rank_at_its_default(
+    rank: int, tmp_path: Path
+) -> None:
+    found = checked(tmp_path, f"torchrun --nproc_per_node 8 {FLAGS} --lora_r {rank}", OWN_ADAPTERS)
+    assert found.answer is not None, found.why_not
+    assert found.answer.plan.adapter is not None
+    assert (found.answer.plan.adapter.rank, found.answer.plan.adapter.targets) == (rank, ("q_proj", "v_proj"))
+    assert found.result is Result.FITS, found.doubt
+
+
+def test_a_script_whose_flags_nobody_gave_is_never_sure_to_fit(tmp_path: Path) -> None:
+    """Its defaults are the library's, of a small model: a launch says others."""
+    (script := tmp_path / "own.py").write_text(OWN_ADAPTERS)
+    found = memsheet.check(script, gpus="1xH100-80GB", seq_len=512)
+    assert found.answer is not None, found.why_not
+    assert found.answer.model.name == "opt-125m"
+    assert "command_flags" in found.doubt
+    assert found.result is Result.UNCERTAIN

@@ -35,6 +35,7 @@ from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
     COLOCATED,
+    COMMAND_FLAGS,
     DEFAULTS,
     FAMILY_CLASS,
     LIKELY_NAME,
@@ -574,7 +575,7 @@ FORMAT: Format = Format(
     model=lambda values: built_config(values, SCRIPT), refers=("deepspeed",), inlines=(F,), preferences=_script_preferences, program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_script_memory_moves,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
-    beside=frozenset({
+    spreads=True, beside=frozenset({
         "engine", "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.cp", "context_parallel_comm", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
         "allocator.expandable_segments", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce",
         "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules", "recompute.reentrant",
@@ -585,7 +586,7 @@ FORMAT: Format = Format(
     unmodelled={
         F: (), "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), KEYWORDS: (),
-        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, OWN_TRAINER, SEVERAL, SEVERAL_LOADS, "model_init_kwargs")},
+        **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, OWN_TRAINER, COMMAND_FLAGS, SEVERAL, SEVERAL_LOADS, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), PARALLEL: (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),

@@ -180,6 +180,7 @@ class Format:
     ships: Mapping[str, Values] = field(
         default_factory=dict
     )  # files of DeepSpeed's that its project has, by the end of their paths
+    spreads: bool = False  # a script beside it loads the model, over several cards if that says device_map
     removed: frozenset[str] = frozenset()  # keys of older versions at which this one stops
     opens: Callable[[str], bool] = lambda _: (
         False

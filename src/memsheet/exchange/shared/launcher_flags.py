@@ -5,7 +5,7 @@ script's as the arguments it reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -327,12 +327,19 @@ def _unread_own_flags(
     unread = [
         at
         for at in asked[:MOST_ASKED]
-        if read(replace(found, arguments={name: held for name, held in given.items() if name != at})) == whole
+        if all(read(replace(found, arguments=other)) == whole for other in _other_starts(given, at))
     ]
     words = ", ".join(f"--{at}" for at in unread)
     return (
         {f"{SCRIPT}.{UNREAD_FLAGS}": f"{words}, of which the text was read without effect"} if unread else {}
     )
+
+
+def _other_starts(given: Mapping[str, Any], flag: str) -> Iterator[dict[str, Any]]:
+    """Flags without one of them, and with another number in its place, as it may be given at its default."""
+    yield {name: held for name, held in given.items() if name != flag}
+    if str(given[flag]).isdecimal():
+        yield {**given, flag: type(given[flag])(int(given[flag]) + 1)}
 
 
 MOVES = late_pattern(

@@ -21,7 +21,7 @@ from memsheet.exchange.shared.plain_values import (
     plain_part,
 )
 from memsheet.exchange.shared.python_module import Module, Tree, asks_command_line, attribute_path
-from memsheet.exchange.shared.script_flags import PARSES, known_flags
+from memsheet.exchange.shared.script_flags import PARSES, default_of_field, known_flags
 from memsheet.exchange.shared.script_places import CLASS, OF_ENVIRONMENT
 from memsheet.exchange.shared.settings_files import KEPT, LOADERS, OPEN, OPENED, settings_of
 from memsheet.guard.budget import TooMuchError
@@ -110,10 +110,10 @@ def class_fields(module: Module, node: ast.ClassDef, given: Mapping[str, Any], d
 
 
 def _field_default(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
-    """The default of ``field(default=…)``."""
+    """The default of ``field(default=…)``, or of ``field(default_factory=lambda: …)``."""
     if not isinstance(node, ast.Call) or attribute_path(node.func)[-1:] != ["field"]:
         return UNSET
-    found = [held.value for held in node.keywords if held.arg == "default"]
+    found = default_of_field(node)
     return evaluate_expression(module, found[0], given, depth) if found else UNSET
 
 

@@ -84,6 +84,16 @@ def _plain_flags(module: Module) -> Iterator[tuple[str, Flag]]:
     )
 
 
+def default_of_field(node: ast.Call) -> list[ast.expr]:
+    """What a field of a dataclass is where nobody says it; nothing where the text does not tell."""
+    made = [
+        held.value.body
+        for held in node.keywords
+        if held.arg == "default_factory" and isinstance(held.value, ast.Lambda)
+    ]
+    return [held.value for held in node.keywords if held.arg == "default"] or made
+
+
 def _dataclass_fields(module: Module) -> Iterator[tuple[str, Flag]]:
     """Fields of the file's dataclasses, which transformers' parser makes flags of."""
     for held in module.tree.body:
@@ -95,11 +105,8 @@ def _dataclass_fields(module: Module) -> Iterator[tuple[str, Flag]]:
                 and isinstance(node.target, ast.Name)
                 and node.value is not None
             ):
-                value = (
-                    _constant_keyword(node.value, "default", module.names)
-                    if isinstance(node.value, ast.Call)
-                    else _plain_constant(node.value, module.names)
-                )
+                told = default_of_field(node.value) if isinstance(node.value, ast.Call) else [node.value]
+                value = _plain_list(told[0], module.names) if told else None
                 yield node.target.id, Flag(f"--{node.target.id}", value, node.lineno)
 
 
@@ -125,6 +132,14 @@ def _kept_as(node: ast.Call, flag: Flag) -> str:
 
 def _constant_keyword(node: ast.Call, name: str, names: Mapping[str, Any] = NO_NAMES) -> Any:
     return _plain_constant(next((held.value for held in node.keywords if held.arg == name), None), names)
+
+
+def _plain_list(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """A list of literals, or one as it stands."""
+    if not isinstance(node, ast.List):
+        return _plain_constant(node, names)
+    held = [_plain_constant(one, names) for one in node.elts]
+    return None if None in held else held
 
 
 def _plain_constant(node: ast.expr | None, names: Mapping[str, Any] = NO_NAMES) -> Any:

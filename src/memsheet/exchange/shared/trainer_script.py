@@ -56,6 +56,7 @@ from memsheet.exchange.shared.script_places import (
     BRANCH,
     CLASS,
     COLOCATED,
+    COMMAND_FLAGS,
     DEFAULTS,
     INLINE,
     LABELS,
@@ -183,6 +184,11 @@ def arguments_of(
     beside |= {
         **({OWN_FIELDS: fields} if fields else {}),
         **_several_trainings_key(made),
+        **(
+            {COMMAND_FLAGS: f"of {name}, which a command fills and none is here"}
+            if parsed and given is None
+            else {}
+        ),
         **({OWN_TRAINER: trainers} if (trainers := own_trainers(text)) else {}),
         **({} if UNMADE in beside else adapters_over_bits(beside)),
     }

@@ -4,11 +4,13 @@ refused.
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import (
     DATA,
@@ -427,3 +429,25 @@ def test_what_is_passed_over_without_being_loaded_is_data_alone() -> None:
     forms = {name: find_format(name) for name in NAMES}
     data = {name: form.kind for name, form in forms.items() if form.parse is None and form.also is None}
     assert data == DATA
+
+
+def test_a_plan_of_layers_that_one_process_spreads_is_written_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spread = [
+        "train",
+        "llama-tiny",
+        "--gpus",
+        "2xRTX3090",
+        "--schedule",
+        "naive",
+        "--seq-len",
+        "64",
+        "--json",
+    ]
+    assert main(spread) == 0
+    (plan := tmp_path / "plan.json").write_text(capsys.readouterr().out)
+    assert main(["export", str(plan), "--to", "transformers"]) == 0
+    assert 'device_map="auto"' in capsys.readouterr().out
+    assert main(["export", str(plan), "--to", "axolotl"]) == 2
+    assert "schedule" in capsys.readouterr().err
