@@ -8,7 +8,7 @@ shares of what was measured. Nothing here is fitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -99,11 +99,16 @@ def by_width(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return [{"width": name, **calibration_line(rows)} for name, rows in groups.items() if rows]
 
 
+def _is_one_card(case: Mapping[str, Any]) -> bool:
+    """Whether a case's cards are named, and of one kind."""
+    return "hardware" not in case or cluster_for(case["hardware"]) is not None
+
+
 def verdicts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Verdicts on jobs of which it is known whether they ran, by kind and engine: right, wrong, uncertain.
     Where a source does not name its cards, or has two kinds of them, no verdict is given.
     """
-    run = [one for one in outcomes if one.refused is None and cluster_for(one.case["hardware"]) is not None]
+    run = [one for one in outcomes if one.refused is None and _is_one_card(one.case)]
     judged = [one for one in run if one.case.get("truth", {}).get("fits") is not None]
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for one in judged:

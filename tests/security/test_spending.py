@@ -39,6 +39,7 @@ ELSEWHERE = {
     "cli/screen.py": "streams that lead nowhere",
     "cli/error_output.py": "streams that lead nowhere",
     "cli/progress.py": "what its own child wrote",
+    "processes.py": "what its own copies wrote",
     "cli/web.py": "the browser, at our own address",
     "web/searches.py": "what the parent process wrote",
     "web/materials.py": "files of the interpreter that it names",

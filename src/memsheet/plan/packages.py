@@ -4,3 +4,7 @@ from __future__ import annotations
 
 TRANSFORMERS = "transformers"
 DEEPSPEED = "deepspeed"
+JOB_PROGRAMS = frozenset(
+    {"areal", "nemo-rl", "openrlhf", "prime-rl", "roll", "skyrl", "slime", "trl", "verl"}
+)
+"""Packages that start jobs of several models, whose releases are told like an engine's."""

@@ -21,6 +21,7 @@ from memsheet.plan.check import RULES
 from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.engine_registry import KNOWN_NAMES, find_engine
 from memsheet.plan.names import OFFLOADABLE, SHORT, parse_offload
+from memsheet.plan.packages import JOB_PROGRAMS
 from memsheet.plan.values import number_in_thousands, value_of
 
 with late_functions(__name__):
@@ -181,7 +182,8 @@ def _named_engine(
             )
         )  # fmt: skip
     said = str(given.get("engine_version", ""))
-    if program is None and "==" in said and (pinned := _NAMED_RELEASE.fullmatch(said)):
+    pinned = _NAMED_RELEASE.fullmatch(said) if program is None and "==" in said else None
+    if pinned is not None and pinned["program"].lower() not in JOB_PROGRAMS:
         problems.append(
             Problem(
                 field="engine_version", value=said, reason=f"is a release of {pinned['program']}, which is no engine or library that is known",

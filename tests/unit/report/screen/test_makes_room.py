@@ -137,7 +137,9 @@ def test_rows_add_up(model: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_an_uncertain_server_may_refuse(width: int) -> None:
-    answer = memsheet.infer("gpt-oss-120b", gpus="1xH100-80GB", engine="vllm", engine_version="0.11.0")
+    answer = memsheet.infer(
+        "gpt-oss-120b", gpus="1xH100-80GB", engine="vllm", engine_version="0.11.0", memory_fraction=0.92
+    )
     assert answer.verdict is not None
     assert answer.verdict.result is Result.UNCERTAIN
     told = screen(answer, width)

@@ -182,7 +182,7 @@ def test_weights_released_in_more_are_offered_in_sixteen_bits(model: str, gpus: 
 
 
 def test_a_file_known_by_its_name_says_what_is_open_and_what_is_expected_to_fit(tmp_path: Path) -> None:
-    command = "llama-server -m Llama-3.3-70B-Instruct-Q4_K_M.gguf -np 8 -ngl 99 -c"
+    command = "llama-server -m Llama-3.3-70B-Instruct-UD-Q4_K_XL.gguf -np 8 -ngl 99 -c"
 
     def checked(cells: int) -> Checked:
         (tmp_path / "serve.sh").write_text(f"{command} {cells}\n")
