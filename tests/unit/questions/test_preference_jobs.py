@@ -99,6 +99,34 @@ def test_the_reference_is_a_model_of_the_job(tmp_path: Path, name: str, each: in
     assert sum(held) >= 2 * PARAMETERS - VOCAB * 896 * 2
 
 
+BY_NAME = f"""
+from trl import {{0}}Config, {{0}}Trainer
+args = {{0}}Config(output_dir="o", per_device_train_batch_size={BATCH}, max_length={LENGTH}, bf16=True{{1}})
+{{0}}Trainer(model="{MODEL}", args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize("word", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("method", ["SFT", "DPO", "KTO", "ORPO", "GRPO", "RLOO"])
+def test_a_trainer_loads_a_name_as_its_arguments_say(tmp_path: Path, method: str, word: str) -> None:
+    """The model, and its reference with it, whichever method's arguments they are; in fp32 by itself."""
+    held = {}
+    for told in ("", f', model_init_kwargs={{"{word}": "bfloat16"}}'):
+        found = _checked(tmp_path, "by_name.py", BY_NAME.format(method, told))
+        assert found.answer is not None
+        held[told] = found.answer.plan.precision.parameters.name
+        assert not any("reference_in_fp32" in item.path for item in found.answer.sheets[0].items)
+    assert list(held.values()) == ["fp32", "bf16"]
+
+
+def test_what_a_model_that_is_there_is_loaded_with_is_of_the_reference_alone(tmp_path: Path) -> None:
+    told = SCRIPT.format("DPO").replace("bf16=True", 'bf16=True, model_init_kwargs={"dtype": "float32"}')
+    found = _checked(tmp_path, "script.py", told)
+    assert found.answer is not None
+    assert found.answer.plan.precision.parameters.name == "bf16"
+    assert any("reference_in_fp32" in item.path for item in found.answer.sheets[0].items)
+
+
 def test_the_range_holds_the_reference_and_its_logits(tmp_path: Path) -> None:
     """Of a program that puts losses of its own in the place of TRL's."""
     loads, _, rest = UNSLOTH.partition("model = FastLanguageModel.get_peft_model")

@@ -54,6 +54,7 @@ from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
     BRANCH,
+    BY_NAME,
     CLASS,
     COLOCATED,
     COMMAND_FLAGS,
@@ -153,8 +154,8 @@ def arguments_of(
     beside |= _with_model_flag(
         module, unsloth or sentence_keys(module, said) or _loaded_model_keys(module, own)
     )
-    if own.get("method"):  # whose further models the method tells
-        beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
+    if own.get("method"):
+        beside, said = _left_to_method(own, beside, said)
     else:
         beside |= own_loss_key(module)
     beside |= {} if ADAPTED & beside.keys() else frozen_key(module)
@@ -196,6 +197,16 @@ def arguments_of(
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
 
+def _left_to_method(
+    own: dict[str, Any], beside: dict[str, Any], said: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What stands beside the arguments, and what they say, of a method that tells its further models and what
+    it loads them with where the one that trains is there already.
+    """
+    loading = {OF_LOADING: own.pop(OF_LOADING)} if OF_LOADING in own else {}
+    return {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}, {**said, **loading}
+
+
 def generates_alone(module: Module) -> bool:
     """Whether a script generates and neither makes a trainer nor calls anything's ``train``: its arguments
     are for something else (LLaMA-Factory's own make its rows with them: hiyouga/LLaMA-Factory ff6d4d1
@@ -223,6 +234,10 @@ def _without_unmade_cut(text: str, *told: dict[str, Any]) -> Iterator[dict[str, 
     return ({at: held for at, held in one.items() if at not in unmade} for one in told)
 
 
+OF_LOADING = "model_init_kwargs"
+"""What TRL's trainers load a model of that name with, the reference and those that reward as well (the wheel of
+TRL 1.10.0: trl/trainer/{sft,dpo,grpo,kto,rloo,reward}_trainer.py, create_model_from_path).
+"""
 BYTES = (
     CLASS, "per_device_train_batch_size", "max_length", "max_seq_length", "optim", "bf16", "fp16",
     "gradient_checkpointing", "deepspeed", "fsdp", "packing", "use_liger_kernel",
@@ -246,7 +261,8 @@ def _models_beside(module: Module) -> dict[str, Any]:
     tell.
     """
     given = next(iter(named_calls(module, TRAINERS, local=True)), {})
-    return {
+    named = isinstance(name := given.get("model", given.get("0")), str) and name != UNSET
+    return ({BY_NAME: True} if named else {}) | {
         at: held if held is None or isinstance(held, str | list) else UNSET
         for at in MODELS_BESIDE
         if (held := given.get(at, False)) is not False
@@ -324,7 +340,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
         }
     if trained is None:
         return built_model_keys(module)
-    initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
+    initial = own.pop(OF_LOADING) if isinstance(own.get(OF_LOADING), Mapping) else {}
     return {
         **others,
         "dtype": "float32",
@@ -385,6 +401,7 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
         **left,
         **({"max_length": whole} if isinstance(whole, int) else usual),
         **({COLOCATED: share} if share is not None else {}),
+        **({OF_LOADING: said[OF_LOADING]} if OF_LOADING in said else {}),
     }
 
 
