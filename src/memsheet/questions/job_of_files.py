@@ -69,6 +69,8 @@ class JobOfFiles(NamedTuple):
     """Ranks that share a row."""
     length_flag: str = ""
     """What says how long rows are in every pass."""
+    unbounded: bool = False
+    """Whether what is open may be of any size."""
 
     @property
     def least_bytes(self) -> int:
@@ -252,6 +254,7 @@ def job_of_files(
         name,
         made.row_ranks,
         made.length_flag,
+        made.unbounded,
     )
 
 

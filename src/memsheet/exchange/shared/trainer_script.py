@@ -15,6 +15,7 @@ from memsheet.exchange.shared.built_models import BUILT, built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
+from memsheet.exchange.shared.given_models import models_beside
 from memsheet.exchange.shared.loaded_models import (
     HUB_NAME,
     LOADS,
@@ -54,7 +55,6 @@ from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
     BRANCH,
-    BY_NAME,
     CLASS,
     COLOCATED,
     COMMAND_FLAGS,
@@ -80,7 +80,6 @@ from memsheet.exchange.shared.trainer_names import (
     ARGUMENTS,
     LIGER,
     METHODS,
-    MODELS_BESIDE,
     OWN_LOSS,
     PARSERS,
     PREPARES,
@@ -135,7 +134,7 @@ def arguments_of(
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     own |= _given_to_trainer(module) if name == SFT else {}
     own, said = _without_unmade_cut(text, own or _older_trainer_keys(module), said)
-    beside_it = _models_beside(module) if own.get("method") else {}
+    beside_it = models_beside(module) if own.get("method") else {}
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
         own.setdefault("max_length", length)
@@ -235,8 +234,8 @@ def _without_unmade_cut(text: str, *told: dict[str, Any]) -> Iterator[dict[str, 
 
 
 OF_LOADING = "model_init_kwargs"
-"""What TRL's trainers load a model of that name with, the reference and those that reward as well (the wheel of
-TRL 1.10.0: trl/trainer/{sft,dpo,grpo,kto,rloo,reward}_trainer.py, create_model_from_path).
+"""What TRL's trainers load a model of that name with, the reference and those that reward as well (the wheel
+of TRL 1.10.0: trl/trainer/{sft,dpo,grpo,kto,rloo,reward}_trainer.py, create_model_from_path).
 """
 BYTES = (
     CLASS, "per_device_train_batch_size", "max_length", "max_seq_length", "optim", "bf16", "fp16",
@@ -254,19 +253,6 @@ def _several_trainings_key(made: list[dict[str, Any]]) -> dict[str, Any]:
         return {}
     lines = ", ".join(str(one[LINE]) for one in sorted(made, key=lambda one: int(one[LINE])))
     return {SEVERAL: f"of lines {lines} (the sheet is of the last)"}
-
-
-def _models_beside(module: Module) -> dict[str, Any]:
-    """What the trainer is given besides the model that it trains: names, None, or what the text does not
-    tell.
-    """
-    given = next(iter(named_calls(module, TRAINERS, local=True)), {})
-    named = isinstance(name := given.get("model", given.get("0")), str) and name != UNSET
-    return ({BY_NAME: True} if named else {}) | {
-        at: held if held is None or isinstance(held, str | list) else UNSET
-        for at in MODELS_BESIDE
-        if (held := given.get(at, False)) is not False
-    }
 
 
 def without_own_fields(form: Format, said: Mapping[str, Any]) -> dict[str, Any]:
