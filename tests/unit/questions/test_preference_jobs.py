@@ -181,6 +181,29 @@ def test_a_reference_that_the_text_does_not_tell_may_be_of_any_size(tmp_path: Pa
     assert found.answer.verdict.no_most
 
 
+@pytest.mark.parametrize("teacher", ["ours.load()", "AutoModelForCausalLM.from_pretrained(ours.name)"])
+def test_a_job_without_one_of_its_models_is_never_whole(tmp_path: Path, teacher: str) -> None:
+    """A teacher that nobody can read may be of any size: no range holds it."""
+    text = SCRIPT.format("GKD").replace("model=model,", "model=model, teacher_model=teacher,")
+    found = _checked(
+        tmp_path, "gkd.py", "import ours\n" + text.replace("args =", f"teacher = {teacher}\nargs =", 1)
+    )
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert (found.result, found.answer.verdict.no_most) == (memsheet.Result.UNCERTAIN, True)
+
+
+@pytest.mark.parametrize(("name", "open_end"), [("./my-own", True), ("mine/Qwen2.5-1.5B-Instruct", False)])
+def test_a_reference_of_which_nothing_is_known_may_be_of_any_size(
+    tmp_path: Path, name: str, open_end: bool
+) -> None:
+    line = f"ref = {LOADED}\n".replace(OTHER, name)
+    found = _checked(tmp_path, "path.py", _with_reference(line, "ref_model=ref"))
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert (found.result, found.answer.verdict.no_most) == (memsheet.Result.UNCERTAIN, open_end)
+
+
 def test_a_reference_beside_adapters_is_in_the_range(tmp_path: Path) -> None:
     adapted = 'model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))\n'
     head = "from peft import LoraConfig, get_peft_model\n"
