@@ -247,8 +247,10 @@ def _job_of_preferences(
         widened_bytes=_widened_bytes(answer) if method.widened and given is None else 0,
         named=given if isinstance(given, str) and given != UNSET else "",
     )
-    if made is None or "reference" not in made["roles"] or given is None:
-        return made and JobDraft(made)
+    if made is None:
+        return None
+    if "reference" not in made["roles"] or given is None:
+        return JobDraft(made)
     words = [
         *((BESIDE_ADAPTERS,) if beside else ()),
         *((OPEN_REFERENCE,) if given == UNSET else ()),
