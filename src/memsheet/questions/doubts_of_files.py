@@ -69,6 +69,7 @@ with late_functions(__name__):
     from memsheet.exchange.shared.loop_places import wraps_by_itself
     from memsheet.exchange.shared.model_classes import class_of_family
     from memsheet.exchange.shared.peft_configs import names_peft_config
+    from memsheet.questions.job_of_files import leaves_out_models
     from memsheet.questions.sized_models import sized_model
 
 
@@ -476,7 +477,9 @@ def _doubt_of_options(
         beyond = "" if prompts else "; the range is of one sequence, and more need more"
         least = int(fewer.verdict.device.low) if fewer.verdict else 0
         return Doubt(words + beyond, least, no_most=True)
-    grows = names_peft_config(found.asked)  # which may train and keep more than what is accounted
+    grows = names_peft_config(found.asked) or any(
+        map(leaves_out_models, reads.values())
+    )  # which may hold any more
     movable = movable_bytes(fewer, found.asked)
     return Doubt(words, least_of(fewer, found.asked), movable_bytes=movable, no_most=grows)
 

@@ -13,8 +13,9 @@ from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.formats.verl.strategies import RELEASE, foreign_engine, sequence_ranks
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, FileReading
-from memsheet.exchange.shared.script_places import COLOCATED, OF_TRAINER, SCRIPT
+from memsheet.exchange.shared.script_places import COLOCATED, COPY, LOADED_OTHERWISE, OF_TRAINER, SCRIPT
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
+from memsheet.frozen import replace
 from memsheet.jobs.templates.areal import areal_job
 from memsheet.jobs.templates.factory_ppo import factory_ppo_document
 from memsheet.jobs.templates.nemo_rl import nemo_rl_job
@@ -146,16 +147,24 @@ def _job_of_script(read: FileReading, answer: Answer, ask: Mapping[str, Any]) ->
         return None
     inside = tuple(f"{SCRIPT}.{name}." for name in (OF_METHOD, OF_TRAINER))
     own = {
-        at.removeprefix(before): held
+        at.removeprefix(before): model_reference(answer.model) if held == COPY else held
         for at, held in read.values.items()
         for before in inside
         if at.startswith(before)
     }
     plain = {at: held for at, held in read.values.items() if not at.startswith(f"{SCRIPT}.")}
     kept = {"max_length": read.values[at]} if (at := f"{SCRIPT}.max_length") in read.values else {}
-    return _job_of_method(
+    made = _job_of_method(
         read, str(read.values.get(f"{SCRIPT}.{METHOD}")), {**plain, **kept, **own}, answer, ask
     )
+    otherwise = own.get(LOADED_OTHERWISE)
+    if made is None or not otherwise:
+        return made
+    words = (
+        f"{', '.join(otherwise)} is loaded in another width than the model that trains, and counted in its"
+    )
+    away = ("reference", "teacher", "reward")
+    return made._replace(open_words=(*made.open_words, words), elsewhere=away, unbounded=True)
 
 
 def _job_of_method(
@@ -228,19 +237,33 @@ def _job_of_preferences(
     method = read.form.preferences(read.values)
     if method is None or method.scored:
         return None
-    widened = _widened_bytes(answer) if method.widened and given is None else 0
+    beside = given is not None and answer.plan.adapter is not None
     made = preference_document(
         program,
-        method,
+        replace(method, own_copy=True) if beside and method.reference else method,
         plan_document(answer.plan),
         model_reference(answer.model),
         fused=fused,
-        widened_bytes=widened,
+        widened_bytes=_widened_bytes(answer) if method.widened and given is None else 0,
+        named=given if isinstance(given, str) and given != UNSET else "",
     )
     if made is None:
         return None
-    words = "a reference of its own may stand beside adapters: what the trainer is given is not told"
-    return JobDraft(made, (words,) if given is not None and answer.plan.adapter is not None else ())
+    if "reference" not in made["roles"] or given is None:
+        return JobDraft(made)
+    words = [
+        *((BESIDE_ADAPTERS,) if beside else ()),
+        *((OPEN_REFERENCE,) if given == UNSET else ()),
+    ]
+    away = ("reference",) if words else ()
+    return JobDraft(made, tuple(words), elsewhere=away, unbounded=given == UNSET)
+
+
+BESIDE_ADAPTERS = "the trainer is given a reference beside adapters, at which some releases stop"
+"""The wheels of TRL 0.15.2 and 0.27.2: trl/trainer/dpo_trainer.py, __init__."""
+OPEN_REFERENCE = (
+    "which model the reference is the text does not tell: counted as a copy of the one that trains"
+)
 
 
 def _widened_bytes(answer: Answer) -> int:

@@ -69,6 +69,8 @@ class JobOfFiles(NamedTuple):
     """Ranks that share a row."""
     length_flag: str = ""
     """What says how long rows are in every pass."""
+    unbounded: bool = False
+    """Whether what is open may be of any size."""
 
     @property
     def least_bytes(self) -> int:
@@ -224,7 +226,7 @@ def job_of_files(
     if made is None:
         return None
     released = with_server_releases(made.document, ask.get("servers") or {})
-    document, taken = _with_known_models(released, model_reference(answer.model))
+    document, taken, strange = _with_known_models(released, model_reference(answer.model))
     where = _where_placed(document, ask, answer.cluster)
     known_models = {model_reference(answer.model): answer.model}
     found_answer = _answer_or_plainer(document, where, known_models)
@@ -252,6 +254,7 @@ def job_of_files(
         name,
         made.row_ranks,
         made.length_flag,
+        made.unbounded or strange,
     )
 
 
@@ -337,25 +340,36 @@ def _where_placed(document: Mapping[str, Any], ask: Mapping[str, Any], cluster: 
     return where
 
 
-def _with_known_models(document: Mapping[str, Any], main: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The document with models that are known in the place of names that are not, and what is taken for
-    which, in words. ``main``: the model that trains, which stands for one of which nobody knows anything.
+def _with_known_models(
+    document: Mapping[str, Any], main: str
+) -> tuple[dict[str, Any], tuple[str, ...], bool]:
+    """The document with models that are known in the place of names that are not; what is taken for which,
+    in words; and whether nothing is known of one of them. ``main``: the model that trains, which stands for
+    such a one.
     """
-    roles, words = {}, []
+    roles, words, strange = {}, [], False
     for name, role in document["roles"].items():
         own = role["model"]
         sure = own == main or is_surely_bundled(own)
         known = own if sure else likely_name(own)
         roles[name] = {**role, "model": known or main}
+        strange = strange or known is None
         if not sure:
             words.append(f"{own} is taken for {known or main}, and nothing of it was read")
-    return {**document, "roles": roles}, tuple(words)
+    return {**document, "roles": roles}, tuple(words), strange
 
 
 def _key_of_job(read: FileReading) -> bool:
     """Whether a file says that several models share the cards, of a program whose job is known."""
     made = MAKERS.get(read.form.name)
     return made is not None and any(at == made[0] for at, _ in read.unmodelled)
+
+
+def leaves_out_models(read: FileReading) -> bool:
+    """Whether a file is of a job of several models that nothing bounds where a sheet has one of them; those
+    of preferences are in its range.
+    """
+    return _key_of_job(read) and read.form.preferences(read.values) is None
 
 
 def _moves_beside(read: FileReading) -> Callable[[Any, Any], Iterator[Moved]] | None:

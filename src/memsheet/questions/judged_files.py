@@ -222,7 +222,7 @@ def _judge_several(
         least = found.least_bytes
         if any(OF_PROMPTS not in words for words in found.open_words):  # the server may be elsewhere
             least = min(int(job.answer.verdict.device.low), least)
-        doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least))
+        doubt = both_doubts(doubt, Doubt("; ".join(found.open_words), least, no_most=found.unbounded))
     verdict = found.answer.verdict
     if verdict and verdict.result is Result.DOES_NOT_FIT and found.over_words:
         doubt = both_doubts(doubt, Doubt("; ".join(found.over_words), found.least_bytes))

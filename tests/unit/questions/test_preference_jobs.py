@@ -99,6 +99,138 @@ def test_the_reference_is_a_model_of_the_job(tmp_path: Path, name: str, each: in
     assert sum(held) >= 2 * PARAMETERS - VOCAB * 896 * 2
 
 
+BY_NAME = f"""
+from trl import {{0}}Config, {{0}}Trainer
+args = {{0}}Config(output_dir="o", per_device_train_batch_size={BATCH}, max_length={LENGTH}, bf16=True{{1}})
+{{0}}Trainer(model="{MODEL}", args=args, train_dataset=data).train()
+"""
+
+
+@pytest.mark.parametrize("word", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("method", ["SFT", "DPO", "KTO", "ORPO", "GRPO", "RLOO"])
+def test_a_trainer_loads_a_name_as_its_arguments_say(tmp_path: Path, method: str, word: str) -> None:
+    """The model, and its reference with it, whichever method's arguments they are; in fp32 by itself."""
+    held = {}
+    for told in ("", f', model_init_kwargs={{"{word}": "bfloat16"}}'):
+        found = _checked(tmp_path, "by_name.py", BY_NAME.format(method, told))
+        assert found.answer is not None
+        held[told] = found.answer.plan.precision.parameters.name
+        assert not any("reference_in_fp32" in item.path for item in found.answer.sheets[0].items)
+    assert list(held.values()) == ["fp32", "bf16"]
+
+
+OTHER = "Qwen/Qwen2.5-1.5B-Instruct"
+LOADED = f'AutoModelForCausalLM.from_pretrained("{OTHER}", dtype="bfloat16")'
+GIVEN = {
+    f"ref = {LOADED}\n": "ref_model=ref",
+    f"def load():\n    return {LOADED}\nref = load()\n": "ref_model=ref",
+    f"at = '{OTHER}'\nref = AutoModelForCausalLM.from_pretrained(at, torch_dtype=torch.bfloat16)\n": "ref",
+    "": f"ref_model={LOADED}",
+}
+
+
+def _with_reference(line: str, given: str, method: str = "DPO") -> str:
+    text = SCRIPT.format(method).replace(
+        "model=model,", f"model, {given}," if given == "ref" else f"model=model, {given},"
+    )
+    return text.replace("args =", f"{line}args =", 1)
+
+
+@pytest.mark.parametrize("method", ["DPO", "KTO"])
+@pytest.mark.parametrize("line", GIVEN)
+def test_a_reference_is_the_checkpoint_that_the_script_loads(tmp_path: Path, line: str, method: str) -> None:
+    """It was counted as a copy of the model that trains, and fitted for sure."""
+    found = _checked(tmp_path, "other.py", _with_reference(line, GIVEN[line], method))
+    assert found.answer is not None
+    assert found.answer.job is not None
+    assert found.answer.job["roles"]["reference"]["model"] == OTHER
+    assert found.result is memsheet.Result.FITS
+
+
+COPIES = (
+    f'ref = AutoModelForCausalLM.from_pretrained("{MODEL}", torch_dtype="bfloat16")\n',
+    "ref = copy.deepcopy(model)\n",
+    "ref = create_reference_model(model)\n",
+)
+
+
+@pytest.mark.parametrize("line", COPIES)
+def test_a_reference_of_the_same_checkpoint_is_a_copy(tmp_path: Path, line: str) -> None:
+    found = _checked(tmp_path, "copy.py", _with_reference(line, "ref_model=ref"))
+    assert found.answer is not None
+    assert found.answer.job is not None
+    assert found.answer.job["roles"]["reference"]["model"] == found.answer.job["roles"]["actor"]["model"]
+    assert found.result is memsheet.Result.FITS
+
+
+OPEN = (
+    "ref = ours.load()\n",
+    "ref = AutoModelForCausalLM.from_pretrained(ours.name, torch_dtype='bfloat16')\n",
+    f'ref = AutoModelForCausalLM.from_pretrained("{OTHER}")\n',
+    f'ref = AutoModelForCausalLM.from_pretrained("{OTHER}", load_in_8bit=True)\n',
+)
+
+
+@pytest.mark.parametrize("line", OPEN)
+def test_a_reference_that_the_text_does_not_tell_may_be_of_any_size(tmp_path: Path, line: str) -> None:
+    """Nor may one that is loaded in another width be called whole."""
+    found = _checked(tmp_path, "open.py", f"import ours\n{_with_reference(line, 'ref_model=ref')}")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.result is memsheet.Result.UNCERTAIN
+    assert found.answer.verdict.no_most
+
+
+@pytest.mark.parametrize("teacher", ["ours.load()", "AutoModelForCausalLM.from_pretrained(ours.name)"])
+def test_a_job_without_one_of_its_models_is_never_whole(tmp_path: Path, teacher: str) -> None:
+    """A teacher that nobody can read may be of any size: no range holds it."""
+    text = SCRIPT.format("GKD").replace("model=model,", "model=model, teacher_model=teacher,")
+    found = _checked(
+        tmp_path, "gkd.py", "import ours\n" + text.replace("args =", f"teacher = {teacher}\nargs =", 1)
+    )
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert (found.result, found.answer.verdict.no_most) == (memsheet.Result.UNCERTAIN, True)
+
+
+@pytest.mark.parametrize(("name", "open_end"), [("./my-own", True), ("mine/Qwen2.5-1.5B-Instruct", False)])
+def test_a_reference_of_which_nothing_is_known_may_be_of_any_size(
+    tmp_path: Path, name: str, open_end: bool
+) -> None:
+    line = f"ref = {LOADED}\n".replace(OTHER, name)
+    found = _checked(tmp_path, "path.py", _with_reference(line, "ref_model=ref"))
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert (found.result, found.answer.verdict.no_most) == (memsheet.Result.UNCERTAIN, open_end)
+
+
+def test_a_reference_beside_adapters_is_in_the_range(tmp_path: Path) -> None:
+    adapted = 'model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))\n'
+    head = "from peft import LoraConfig, get_peft_model\n"
+    texts = (SCRIPT.format("DPO"), _with_reference(f"ref = {LOADED}\n", "ref_model=ref"))
+    alone, beside = (
+        _checked(tmp_path, "lora.py", head + text.replace("args =", f"{adapted}args =", 1)) for text in texts
+    )
+    assert _reach(beside)[1] >= _reach(alone)[1] + 2 * 1_543_714_304
+    assert beside.result is memsheet.Result.UNCERTAIN
+
+
+def test_a_teacher_is_the_checkpoint_that_the_script_loads(tmp_path: Path) -> None:
+    text = SCRIPT.format("GKD").replace("args =", f"teacher = {LOADED}\nargs =", 1)
+    found = _checked(tmp_path, "gkd.py", text.replace("model=model,", "model=model, teacher_model=teacher,"))
+    assert found.answer is not None
+    assert found.answer.job is not None
+    assert found.answer.job["roles"]["teacher"]["model"] == OTHER
+
+
+def test_what_a_model_that_is_there_is_loaded_with_is_of_the_reference_alone(tmp_path: Path) -> None:
+    told = SCRIPT.format("DPO").replace("bf16=True", 'bf16=True, model_init_kwargs={"dtype": "float32"}')
+    found = _checked(tmp_path, "script.py", told)
+    assert found.answer is not None
+    assert found.answer.plan.precision.parameters.name == "bf16"
+    assert any("reference_in_fp32" in item.path for item in found.answer.sheets[0].items)
+
+
 def test_the_range_holds_the_reference_and_its_logits(tmp_path: Path) -> None:
     """Of a program that puts losses of its own in the place of TRL's."""
     loads, _, rest = UNSLOTH.partition("model = FastLanguageModel.get_peft_model")

@@ -34,6 +34,7 @@ from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, answer_moves
 from memsheet.exchange.shared.script_places import (
     ASKS_CARD,
     BITS,
+    BY_NAME,
     COLOCATED,
     COMMAND_FLAGS,
     DEFAULTS,
@@ -528,13 +529,18 @@ def _script_arguments(text: str, given: Values | None = None) -> Mapping[str, An
 
 
 def _script_preferences(values: Values) -> Preferences | None:
-    """The method of a script's trainer, which loads the reference itself: in fp32 unless it is told a dtype
-    (huggingface/trl 016013e trl/trainer/dpo_trainer.py:893-908, utils.py:1144), or as a copy.
+    """The method of a script's trainer, which loads the reference itself: as a model that it loads by its
+    name, else in fp32 unless it is told a dtype (huggingface/trl 016013e
+    trl/trainer/dpo_trainer.py:893-908, utils.py:1144), or as a copy.
     """
     own = str(values.get(MORE, "")).startswith(
         OF_OWN_SCRIPT
     )  # which may keep a copy where adapters train, too
-    return preferences_of(values.get(f"{SCRIPT}.{METHOD}"), widened=True, own_copy=own)
+    return preferences_of(
+        values.get(f"{SCRIPT}.{METHOD}"),
+        widened=not values.get(f"{SCRIPT}.{OF_TRAINER}.{BY_NAME}"),
+        own_copy=own,
+    )
 
 
 def _trainer_problems(asked: Values) -> Iterator[Problem]:

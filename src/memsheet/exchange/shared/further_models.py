@@ -48,7 +48,7 @@ OF_OTHER_LOSS = 4 + 4 + 4
 def model_loads(module: Module) -> tuple[Tree | None, dict[str, Any]]:
     """The call that loads the model that trains, where several are loaded; and what is told of the others."""
     loads = [
-        (held, _loaded_names(module, call_node(module, held)))
+        (held, loaded_names(module, call_node(module, held)))
         for held in reachable_calls(module, ("from_pretrained",))
         if LOADS.search(held[WHOLE]) and not WRAPS.search(held[WHOLE])
     ][:MOST_LOADS]
@@ -98,7 +98,7 @@ def _named_model_beside(beside: Sequence[tuple[Tree, set[str]]], trained: set[st
     return {FURTHER: "; ".join(words), WEIGHTS: [[name, width] for _, name, width in said]}
 
 
-def _loaded_names(module: Module, node: ast.Call | None, rounds: int = ROUNDS) -> set[str]:
+def loaded_names(module: Module, node: ast.Call | None, rounds: int = ROUNDS) -> set[str]:
     """What a call's result is called, also where a function of the file returns it."""
     found: set[str] = set()
     for one in ast.walk(module.tree):
@@ -112,7 +112,7 @@ def _loaded_names(module: Module, node: ast.Call | None, rounds: int = ROUNDS) -
         ):
             calls = [call for call, path, _ in module.sites if path == (one.name,)]
             for call in calls[:ROUNDS] if rounds else ():
-                found |= _loaded_names(module, call, rounds - 1)
+                found |= loaded_names(module, call, rounds - 1)
     return found - {""}
 
 

@@ -15,6 +15,7 @@ from memsheet.exchange.shared.built_models import BUILT, built_model_keys
 from memsheet.exchange.shared.colocated_server import trl_colocated_share
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
+from memsheet.exchange.shared.given_models import models_beside
 from memsheet.exchange.shared.loaded_models import (
     HUB_NAME,
     LOADS,
@@ -79,7 +80,6 @@ from memsheet.exchange.shared.trainer_names import (
     ARGUMENTS,
     LIGER,
     METHODS,
-    MODELS_BESIDE,
     OWN_LOSS,
     PARSERS,
     PREPARES,
@@ -134,7 +134,7 @@ def arguments_of(
     own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
     own |= _given_to_trainer(module) if name == SFT else {}
     own, said = _without_unmade_cut(text, own or _older_trainer_keys(module), said)
-    beside_it = _models_beside(module) if own.get("method") else {}
+    beside_it = models_beside(module) if own.get("method") else {}
     said = {key: value for key, value in said.items() if key not in own}
     if "max_seq_length" not in said and (length := tokenized_length(module)):
         own.setdefault("max_length", length)
@@ -153,8 +153,8 @@ def arguments_of(
     beside |= _with_model_flag(
         module, unsloth or sentence_keys(module, said) or _loaded_model_keys(module, own)
     )
-    if own.get("method"):  # whose further models the method tells
-        beside = {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}
+    if own.get("method"):
+        beside, said = _left_to_method(own, beside, said)
     else:
         beside |= own_loss_key(module)
     beside |= {} if ADAPTED & beside.keys() else frozen_key(module)
@@ -196,6 +196,16 @@ def arguments_of(
     return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
 
+def _left_to_method(
+    own: dict[str, Any], beside: dict[str, Any], said: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What stands beside the arguments, and what they say, of a method that tells its further models and what
+    it loads them with where the one that trains is there already.
+    """
+    loading = {OF_LOADING: own.pop(OF_LOADING)} if OF_LOADING in own else {}
+    return {at: held for at, held in beside.items() if at not in (FURTHER, WEIGHTS)}, {**said, **loading}
+
+
 def generates_alone(module: Module) -> bool:
     """Whether a script generates and neither makes a trainer nor calls anything's ``train``: its arguments
     are for something else (LLaMA-Factory's own make its rows with them: hiyouga/LLaMA-Factory ff6d4d1
@@ -223,6 +233,10 @@ def _without_unmade_cut(text: str, *told: dict[str, Any]) -> Iterator[dict[str, 
     return ({at: held for at, held in one.items() if at not in unmade} for one in told)
 
 
+OF_LOADING = "model_init_kwargs"
+"""What TRL's trainers load a model of that name with, the reference and those that reward as well (the wheel
+of TRL 1.10.0: trl/trainer/{sft,dpo,grpo,kto,rloo,reward}_trainer.py, create_model_from_path).
+"""
 BYTES = (
     CLASS, "per_device_train_batch_size", "max_length", "max_seq_length", "optim", "bf16", "fp16",
     "gradient_checkpointing", "deepspeed", "fsdp", "packing", "use_liger_kernel",
@@ -239,18 +253,6 @@ def _several_trainings_key(made: list[dict[str, Any]]) -> dict[str, Any]:
         return {}
     lines = ", ".join(str(one[LINE]) for one in sorted(made, key=lambda one: int(one[LINE])))
     return {SEVERAL: f"of lines {lines} (the sheet is of the last)"}
-
-
-def _models_beside(module: Module) -> dict[str, Any]:
-    """What the trainer is given besides the model that it trains: names, None, or what the text does not
-    tell.
-    """
-    given = next(iter(named_calls(module, TRAINERS, local=True)), {})
-    return {
-        at: held if held is None or isinstance(held, str | list) else UNSET
-        for at in MODELS_BESIDE
-        if (held := given.get(at, False)) is not False
-    }
 
 
 def without_own_fields(form: Format, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,7 +326,7 @@ def _loaded_model_keys(module: Module, own: dict[str, Any]) -> dict[str, Any]:
         }
     if trained is None:
         return built_model_keys(module)
-    initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
+    initial = own.pop(OF_LOADING) if isinstance(own.get(OF_LOADING), Mapping) else {}
     return {
         **others,
         "dtype": "float32",
@@ -385,6 +387,7 @@ def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
         **left,
         **({"max_length": whole} if isinstance(whole, int) else usual),
         **({COLOCATED: share} if share is not None else {}),
+        **({OF_LOADING: said[OF_LOADING]} if OF_LOADING in said else {}),
     }
 
 

@@ -53,6 +53,8 @@ class JobDraft(NamedTuple):
     """Ranks that share a row, whose plans are of a rank's part of it."""
     length_flag: str = ""
     """What says how long rows are in every pass."""
+    unbounded: bool = False
+    """Whether what is open may be of any size."""
 
 
 def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

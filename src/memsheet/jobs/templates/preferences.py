@@ -77,10 +77,12 @@ def preference_document(
     *,
     fused: bool = False,
     widened_bytes: int = 0,
+    named: str = "",
 ) -> dict[str, Any] | None:
     """The job as ``memsheet/job/1``; None of a method whose loss is not known. ``plan``: of what trains, of
     all sequences, as its own sheet has it; ``fused``: whether the loss makes no whole logits;
-    ``widened_bytes``: what the reference has more where it is loaded in fp32 beside a model that is not.
+    ``widened_bytes``: what the reference has more where it is loaded in fp32 beside a model that is not;
+    ``named``: the reference, where it is another checkpoint than the model that trains.
     """
     learnt = PROGRAMS.get(program, {}).get(method.method)
     if learnt is None or not method.sure:
@@ -88,7 +90,7 @@ def preference_document(
     actor, _ = planned_actor(plan)
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     if method.reference and (method.own_copy or not actor.get("adapter")):
-        roles["reference"] = planned_reference(actor, model)
+        roles["reference"] = planned_reference(actor, named or model)
     each = learnt.computed if actor.get("engine") == "deepspeed" else learnt.widened
     phase: dict[str, Any] = {"name": "update_actor", "active": "actor"}
     if not (fused and method.method in OWN_FUSED):
