@@ -327,7 +327,8 @@ def test_a_share_that_is_none_stops_the_job_and_leaves_its_roles(
 ) -> None:
     at = "actor_rollout_ref.rollout"
     text = (
-        f"{START} {MICRO}=2 data.max_prompt_length=512 data.max_response_length=512 trainer.n_gpus_per_node=8 "
+        f"{START} {MICRO}=2 data.max_prompt_length=512 data.max_response_length=512 "
+        "trainer.n_gpus_per_node=8 "
         f"{at}.log_prob_micro_batch_size_per_gpu=2 {at}.tensor_model_parallel_size=2 {at}.name={server} "
     )
     (tmp_path / "run.sh").write_text(f"{text} {at}.gpu_memory_utilization={share}\n")

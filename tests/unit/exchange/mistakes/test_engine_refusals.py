@@ -288,7 +288,10 @@ bf16: true
 gradient_checkpointing: true
 datasets: [{{path: tatsu-lab/alpaca, type: alpaca}}]
 fsdp_version: {version}
-fsdp_config: {{auto_wrap_policy: TRANSFORMER_BASED_WRAP, transformer_layer_cls_to_wrap: Qwen3DecoderLayer, offload_params: {offload}}}
+fsdp_config:
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  transformer_layer_cls_to_wrap: Qwen3DecoderLayer
+  offload_params: {offload}
 """
 
 
