@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsheet.exchange.mistakes.case import Case, FoundMistake, Rule, answer_fits
+from memsheet.plan.plan import Schedule
 
 _ALL_OF_RECOMPUTE = ("modules", "every", "layers", "segments")
 
 
 def _starved_pipeline(case: Case) -> Iterator[FoundMistake]:
-    """(pp − 1) of every so many slots of a pipeline are empty."""
+    """(pp − 1) of every so many slots of a pipeline are empty; layers that one process spreads are none: no
+    number of micro-batches fills their stages.
+    """
     plan = case.trained
-    if plan is None or plan.mesh.pp == 1:
+    if plan is None or plan.mesh.pp == 1 or plan.schedule is Schedule.NAIVE:
         return
     rounds, stages = int(plan.accumulation), int(plan.mesh.pp)
     chunks = int(plan.mesh.vpp)

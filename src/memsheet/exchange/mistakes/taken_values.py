@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.mistakes.case import EVALUATES
-from memsheet.exchange.shared.file_format import AUTO, UNSET
+from memsheet.exchange.shared.file_format import AUTO, UNSET, FileReading
 from memsheet.exchange.shared.script_places import TOKENIZERS
 from memsheet.frozen import dataclass
 
@@ -73,14 +73,15 @@ def _number_of(value: Any) -> float | None:
         return None
 
 
-SET = object()
-"""Any value but nothing."""
+SET, SEVERAL = object(), object()
+"""Any value but nothing; a number above one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
     """Values that a format's program refuses together. ``where``: by place, those that are met (None: also
-    where nothing stands there; ``SET``: anything); the first is named.
+    where nothing stands there; ``SET``: anything); the first is named. ``engine``: the plan's that the file
+    asks for, where only that one's settings are refused.
     """
 
     format: str
@@ -88,12 +89,17 @@ class Together:
     says: str
     cure: str
     source: str
+    engine: str = ""
 
-    def is_met(self, values: Mapping[str, Any]) -> bool:
-        return all(
-            values.get(at) not in (None, False, "") if SET in held else values.get(at) in held
-            for at, held in self.where.items()
-        )
+    def is_met(self, read: FileReading) -> bool:
+        asked = self.engine in ("", read.request.get("engine"))
+        return asked and all(_is_held(read.values.get(at), held) for at, held in self.where.items())
+
+
+def _is_held(value: Any, held: tuple[Any, ...]) -> bool:
+    if SET in held:
+        return value not in (None, False, "", UNSET)
+    return isinstance(value, int) and value > 1 if SEVERAL in held else value in held
 
 
 def allowed_values_at(form: str, at: str) -> Iterator[AllowedValues]:
@@ -117,6 +123,9 @@ _LF = "hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/hparams"
 _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
 _VERL = "volcengine/verl b178a3cd verl"
 _SWIFT = "modelscope/ms-swift 3602360 swift"
+_EIGHT_BITS = (
+    "adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit", "lion_8bit", "paged_lion_8bit", "ademamix_8bit", "paged_ademamix_8bit", "rmsprop_bnb_8bit",
+)  # fmt: skip
 TAKEN = (
     AllowedValues(
         formats=_TRAINER,
@@ -157,6 +166,10 @@ TAKEN = (
         at=("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.n", "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes"),
         any_reader=True, source=f"{_VERL}/workers/config/actor.py:200-225, utils/config.py:88-110",
     ),
+    AllowedValues(
+        formats=("verl",), at=("actor_rollout_ref.rollout.gpu_memory_utilization",), least=0, most=1, any_reader=True,
+        source=f"{_VERL}/workers/rollout/vllm_rollout/vllm_async_server.py:279, sglang_rollout/async_sglang_server.py:260: vLLM 0.33.0 vllm/config/cache.py takes gt=0, le=1; SGLang a share of the card",
+    ),
     AllowedValues(formats=("vllm",), at=("--tensor-parallel-size", "--pipeline-parallel-size", "--max-num-seqs"), any_reader=True, source="vLLM 0.33.0 vllm/config/parallel.py, vllm/config/scheduler.py: int"),
     AllowedValues(formats=("vllm",), at=("--gpu-memory-utilization",), least=0, most=1, any_reader=True, source="vLLM 0.33.0 vllm/config/cache.py: gt=0, le=1"),
     AllowedValues(formats=("vllm",), at=("--dtype",), words=("auto", "half", "float16", "bfloat16", "float", "float32"), closed=True, source="vLLM 0.33.0 vllm/config/model.py: ModelDType"),
@@ -182,6 +195,25 @@ REFUSED = (
     ),
     Together(format="axolotl", where={"load_in_8bit": (True,), "adapter": ("qlora",)}, says="is on, and adapter qlora takes four bits", cure="adapter: lora, or load_in_4bit", source=f"{_AX}/peft.py:216"),
     Together(format="axolotl", where={"load_in_4bit": (True,), "load_in_8bit": (True,)}, says="is on, and load_in_8bit is, too", cure="one of the two", source=f"{_TF} utils/quantization_config.py:456"),
+    Together(
+        format="axolotl", where={"optimizer": ("adamw_bnb_8bit", "adamw_8bit")}, engine="fsdp2", says="is bitsandbytes', which axolotl refuses with FSDP2",
+        cure="adamw_torch_8bit", source=f"{_AX}/validation.py:1140-1154",
+    ),
+    Together(
+        format="axolotl", where={"optimizer": _EIGHT_BITS, "fsdp_config.offload_params": (True,)}, engine="fsdp1", says="is refused by axolotl where FSDP1 offloads",
+        cure="adamw_torch_fused, or fsdp_version: 2 with adamw_torch_8bit", source=f"{_AX}/validation.py:1127-1137",
+    ),
+    Together(
+        format="axolotl", where={"optimizer": ("paged_adamw_8bit", "adamw_8bit", "adamw_bnb_8bit"), "tensor_parallel_size": (SEVERAL,)}, says="is refused by axolotl beside tensor_parallel_size",
+        cure="adamw_torch_8bit", source=f"{_AX}/validation.py:1775-1783",
+    ),
+    *(
+        Together(
+            format="torchtune", where={"optimizer_in_bwd": (True,), at: (held,), "model.lora_rank": (None,)}, says=f"steps with every micro-batch, and its recipes refuse {at} beside it",
+            cure=f"{at}: {without}, or optimizer_in_bwd: False", source="pytorch/torchtune bd2a0fc recipes/full_finetune_single_device.py:153-165, full_finetune_distributed.py:221-232",
+        )
+        for at, held, without in (("gradient_accumulation_steps", SEVERAL, "1"), ("clip_grad_norm", SET, "null"))
+    ),
     Together(
         format="llamafactory", where={"quantization_bit": (SET,), "finetuning_type": ("full", "freeze")}, says="goes with finetuning_type lora or oft alone",
         cure="finetuning_type: lora, or leave it out", source=f"{_LF}/parser.py:236",

@@ -131,10 +131,10 @@ def _fitting(row: AllowedValues) -> str:
 
 def _values_refused_together(case: Case) -> Iterator[FoundMistake]:
     for one in REFUSED:
-        for name, values in case.values(one.format):
-            if one.is_met(values):
+        for name, read in case.of(one.format):
+            if one.is_met(read):
                 at = next(iter(one.where))
-                told = "" if values.get(at) is None else f" = {values[at]}"
+                told = "" if read.values.get(at) is None else f" = {read.values[at]}"
                 yield FoundMistake(where=f"{name}: {at}{told}", says=one.says, cure=one.cure, stops=True)
 
 

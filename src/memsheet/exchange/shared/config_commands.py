@@ -45,7 +45,7 @@ STARTS = late_pattern(
 PROCESSES = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"}
 """LLaMA-Factory's variables for torchrun's flags (launcher.py:65-69)."""
 ENDINGS, BEHIND = (".yaml", ".yml", ".json"), "--"
-ONE_DEVICE, ALONE = "single_device", "$.processes"
+ONE_DEVICE, ALONE, TUNE_RECIPE = "single_device", "$.processes", "$.shipped_recipe"
 """How torchtune's recipes of one process are called (recipes/), and where that is told."""
 _BF16 = {"mixed_precision": "bf16", "num_machines": 1, "num_processes": 8}
 _ZERO = {**_BF16, "distributed_type": "DEEPSPEED"}
@@ -109,7 +109,9 @@ def tune_command(rest: Sequence[str]) -> ConfigCommand | None:
     if at < 1 or at + 1 >= len(words):
         return None
     counted: dict[str, Any] = _popped(flags_of(words[: at - 1])[0], ("nproc_per_node", "nnodes"))
-    said = {TUNE_FILE: words[at + 1], **({ALONE: 1} if ONE_DEVICE in words[at - 1] else {})}
+    recipe = words[at - 1]
+    said = {TUNE_FILE: words[at + 1], **({ALONE: 1} if ONE_DEVICE in recipe else {})}
+    said |= {} if recipe.endswith(".py") or not recipe.isidentifier() else {TUNE_RECIPE: recipe}
     left = tuple(word for word in words[at + 2 :] if "=" not in word)
     return ConfigCommand(counted, TUNE_FILE, {**said, **_words_over(words[at + 2 :])}, left)
 

@@ -149,16 +149,26 @@ def _is_unknown(values: Values) -> list[bool]:
     """What keeps the job from being made: variables in the place of numbers, further copies of a server,
     parts of Megatron-Core's states alone on the host.
     """
-    share = held_value(values, f"{ROLLOUT}.gpu_memory_utilization", 0.5)
     several = [whole_number(values, f"{ROLLOUT}.{at}_parallel_size", 1) for at in ("data", "expert")]
     parts = _offloaded_parts(values, f"{ACTOR}.megatron")
     of_critic = _offloaded_parts(values, f"{CRITIC}.megatron")
     return [
-        _server_name(values) not in ROLLOUTS, not isinstance(share, int | float) or not 0 < share <= 1, None in several,
+        _server_name(values) not in ROLLOUTS, _server_share(values) is None, None in several,
         whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2) is None, rank_count(values) is None,
         not is_sharded(values) and len(set(parts)) > 1, not is_sharded(values) and has_critic(values) and len(set(of_critic)) > 1, row_length(values) is None,
         _log_prob_plan(values, ROLLOUT) is None, has_critic(values) and critic_batch(values) is None,
     ]  # fmt: skip
+
+
+def _server_share(values: Values) -> float | None:
+    """The share of a card that a server takes (workers/config/rollout.py:157); the usual one in the place of
+    a number that is none, at which the job stops. None where a variable stands.
+    """
+    usual = 0.5
+    share = held_value(values, f"{ROLLOUT}.gpu_memory_utilization", usual)
+    if not isinstance(share, int | float) or isinstance(share, bool):
+        return None
+    return share if 0 < share <= 1 else usual
 
 
 def _server_name(values: Values) -> str:
@@ -192,7 +202,7 @@ def _rollout_plan(values: Values) -> dict[str, Any]:
     if experts > 1 and groups > 1:
         mesh |= {"tp": tensor * groups, "attn_dp": groups}
     serving = {
-        "memory_fraction": held_value(values, f"{ROLLOUT}.gpu_memory_utilization", 0.5),
+        "memory_fraction": _server_share(values),
         "max_sequences": whole_number(values, f"{ROLLOUT}.max_num_seqs", 256),
         **({"max_batched_tokens": whole_number(values, f"{ROLLOUT}.max_num_batched_tokens", 8192)} if paged else {}),
         **({"max_model_len": longest} if longest else {}),

@@ -17,6 +17,7 @@ from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.workload import Training
 from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.exit_codes import checked_exit_code
 
 FULL = """model:
   _component_: torchtune.models.llama3_1.llama3_1_8b
@@ -190,3 +191,22 @@ def test_adapters_of_matrices_that_the_library_joins_are_of_the_joined_ones() ->
     )
     found = read_text("a.yaml", text, {"json": parse_json, "yaml": parse_yaml})
     assert found.request["adapter.targets"] == ["down_proj", "gate_up_proj", "o_proj", "qkv_proj"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "stopped"),
+    [
+        ("full_finetune_single_device", "gradient_accumulation_steps=4", True), ("full_finetune_single_device", "clip_grad_norm=1.0", True),
+        ("full_finetune_single_device", "gradient_accumulation_steps=1", False), ("./mine_single_device.py", "clip_grad_norm=1.0", False),
+        ("full_finetune_single_device", "gradient_accumulation_steps=4 optimizer_in_bwd=False", False),
+    ],
+)  # fmt: skip
+def test_its_recipes_refuse_what_gathers_gradients_beside_steps_in_backward(
+    recipe: str, more: str, stopped: bool, tmp_path: Path
+) -> None:
+    named = f"tune run {recipe} --config llama3_1/8B_full_single_device tokenizer.max_seq_len=2048"
+    found = _told(tmp_path, f"{named} {more}")
+    stops = [one for rule, one in found.mistakes if rule.id == "refused-together" and one.stops]
+    assert bool(stops) is stopped
+    assert all(f"{more.partition('=')[0]}: " in one.cure for one in stops)
+    assert not stopped or checked_exit_code(found) == 10

@@ -318,3 +318,23 @@ trainer: {n_gpus_per_node: 8, nnodes: 1}
     said, named = answers
     assert said.answer.job["roles"] == named.answer.job["roles"]  # type: ignore[union-attr, index]
     assert any("OURS = Qwen/Qwen3-4B" in one for one in named.assumed)
+
+
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+@pytest.mark.parametrize(("share", "stopped"), [("60", True), ("1.6", True), ("0.5", False)])
+def test_a_share_that_is_none_stops_the_job_and_leaves_its_roles(
+    server: str, share: str, stopped: bool, tmp_path: Path
+) -> None:
+    at = "actor_rollout_ref.rollout"
+    text = (
+        f"{START} {MICRO}=2 data.max_prompt_length=512 data.max_response_length=512 "
+        "trainer.n_gpus_per_node=8 "
+        f"{at}.log_prob_micro_batch_size_per_gpu=2 {at}.tensor_model_parallel_size=2 {at}.name={server} "
+    )
+    (tmp_path / "run.sh").write_text(f"{text} {at}.gpu_memory_utilization={share}\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="8xH100-80GB")
+    told = [one.where for _, one in found.mistakes if one.stops]
+    assert [where.endswith("gpu_memory_utilization") for where in told] == [True] * stopped
+    assert found.answer is not None
+    assert found.answer.job is not None
+    assert "rollout" in found.answer.job["roles"]

@@ -277,3 +277,35 @@ COMPOSE = """services:
 def test_shares_of_one_card_are_added(share: str, card: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "compose.yml").write_text(COMPOSE.format(share=share, card=card))
     assert main(["check", str(tmp_path / "compose.yml"), "--gpus", "1xA100-80GB", "--json"]) == code
+
+
+EIGHT = """base_model: Qwen/Qwen3-8B
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 1
+optimizer: {optimizer}
+bf16: true
+gradient_checkpointing: true
+datasets: [{{path: tatsu-lab/alpaca, type: alpaca}}]
+fsdp_version: {version}
+fsdp_config:
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  transformer_layer_cls_to_wrap: Qwen3DecoderLayer
+  offload_params: {offload}
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "version", "offload", "stopped"),
+    [
+        ("adamw_bnb_8bit", 2, "false", True), ("adamw_8bit", 2, "false", True), ("adamw_torch_8bit", 2, "false", False), ("adamw_torch_fused", 2, "false", False),
+        ("adamw_bnb_8bit", 1, "false", False), ("adamw_bnb_8bit", 1, "true", True), ("adamw_torch_fused", 1, "true", False),
+    ],
+)  # fmt: skip
+def test_axolotl_refuses_eight_bit_optimizers_that_fsdp_cannot_divide(
+    optimizer: str, version: int, offload: str, stopped: bool, tmp_path: Path
+) -> None:
+    text = EIGHT.format(optimizer=optimizer, version=version, offload=offload)
+    found = checked(tmp_path, {"a.yaml": text}, "8xH100-80GB")
+    assert (stops(found) == ["refused-together"]) is stopped
+    assert (checked_exit_code(found) == 10) is stopped

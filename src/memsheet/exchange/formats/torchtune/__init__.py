@@ -29,7 +29,7 @@ from memsheet.exchange.formats.torchtune.recipes import (
     recomputes_layers,
     required_recipe_values,
 )
-from memsheet.exchange.shared.config_commands import ALONE, TUNE_FILE
+from memsheet.exchange.shared.config_commands import ALONE, TUNE_FILE, TUNE_RECIPE
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word
 from memsheet.exchange.shared.read_only_rows import read_elsewhere
 from memsheet.exchange.shared.trainers import uniform_precision_keys
@@ -294,7 +294,7 @@ FORMAT = Format(
     name="torchtune", file="config.yaml", kind="yaml", tested=VERSION, engines=("torchtune",), keys=KEYS, marks=frozenset({"checkpointer"}), needs={"model": ..., "optimizer": ...},
     fixed=required_recipe_values, problems=recipe_problems, notes=NOTES, differs={"@model": "the folder that `tune download` makes for it"},
     beside=frozenset({"engine", "zero", "global_batch", "mesh.dp_shard", "attention", "adapter.kind", "allocator.expandable_segments"}),
-    said={"task": "train"}, refers=(TUNE_FILE,), own_processes=True, absent=_left_open, shipped=shipped_values, preferences=torchtune_preferences, program_known=lambda _: False,
+    said={"task": "train"}, refers=(TUNE_FILE,), own_processes=True, absent=_left_open, shipped=shipped_values, preferences=torchtune_preferences, program_known=lambda values: TUNE_RECIPE in values,
     unmodelled={
         ACTIVATIONS: (), RECIPE: (), DATA: (), "compile": (False,), IN_BACKWARD: (), "context_parallel_dim": (1,), "data_parallel_replicate_dim": (1,),
         "model.quantize_base": (False, True), "use_loss_parallel": (False,), "enable_fp8_training": (False,), "ac_mode": (),
@@ -307,6 +307,6 @@ FORMAT = Format(
         "enable_async_checkpointing", "teacher_model.*", "teacher_checkpointer.*", "ref_checkpointer.*", "quantizer.*", "kd_loss.*", "kd_ratio", "reward_and_value_model.*",
         "value_model.*", "keep_last_n_checkpoints", "last_epoch_only_val", "float8_recipe_name", "data_parallel_shard_dim", "use_dora",
         "fsdp.cpu_offload", "forward_batch_size", "grpo_samples", ANSWER, "temperature", "top_k", "ppo_epochs", "num_steps", "base_model_path", "name", "save_every_n_epochs",
-        TUNE_FILE, "model_dir", "eval.*", "ac_option", "memory_efficient_fsdp_wrap", "parallel_method", "use_distributed_state_dict",
+        TUNE_FILE, TUNE_RECIPE, "model_dir", "eval.*", "ac_option", "memory_efficient_fsdp_wrap", "parallel_method", "use_distributed_state_dict",
     }) - {key.at for key in KEYS},
 )  # fmt: skip
