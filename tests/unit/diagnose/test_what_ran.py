@@ -121,7 +121,10 @@ def test_ollama_is_told_in_its_own_words() -> None:
     assert " -" not in f" {places(asked)}".replace("\n", " ")
 
 
-BUFFER = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 16825.37 MiB on device 0: cudaMalloc failed: out of memory"
+BUFFER = (
+    "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 16825.37 MiB on device 0: "
+    "cudaMalloc failed: out of memory"
+)
 LOADS = "llama_model_load: error loading model: unable to allocate CUDA0 buffer"
 
 
