@@ -355,7 +355,8 @@ def test_a_request_for_prompts_probabilities_is_given_no_training_s_changes(aske
 
 
 PROMPTS = (
-    "RuntimeError: CUDA out of memory. Tried to allocate 9.28 GiB. GPU 0 has a total capacity of 79.25 GiB of "
-    "which 4.51 GiB is free. Including non-PyTorch memory, this process has 74.73 GiB memory in use. Of the "
-    "allocated memory 73.50 GiB is allocated by PyTorch, and 305.11 MiB is reserved by PyTorch but unallocated."
+    "RuntimeError: CUDA out of memory. Tried to allocate 9.28 GiB. GPU 0 has a total capacity of 79.25 GiB "
+    "of which 4.51 GiB is free. Including non-PyTorch memory, this process has 74.73 GiB memory in use. Of "
+    "the allocated memory 73.50 GiB is allocated by PyTorch, and 305.11 MiB is reserved by PyTorch but "
+    "unallocated."
 )

@@ -135,7 +135,8 @@ def refused_settings(log: Log) -> Message | None:
         return None
 
     cures = refusal.cures
-    if said := refusal.pattern.search(log.squeezed, place).groupdict():
+    told = refusal.pattern.search(log.squeezed, place)
+    if told is not None and (said := told.groupdict()):
         cures = tuple(_of_method(cure, said) for cure in cures)
 
     def judge(_: Message, __: Log) -> Judgement:
