@@ -23,6 +23,7 @@ from memsheet.diagnose.frames import (
     OF_TRAINING,
     PICTURES,
     PROFILE,
+    PROMPT_PROBS,
     SCORES,
     SERVER_STEP,
     SERVING,
@@ -184,12 +185,31 @@ def read_signs(log: Log, line: int) -> Signs:
     named = _loads_or_infers(_named_by_frames(own, trains=trains), log, line, own, programs, trains=trains)
     of_server = _task_of_server(log, line, window, names, named, programs)
     named = _with_stated_phase(named, log, line, of_server)
+    asked = "" if trains or named.frame else _asked_of_prompts(log.text, programs)
+    if asked:
+        named, of_server = replace(named, frame=PROMPT_PROBS), SERVING
+        programs = [asked, *(name for name in programs if name != asked)]
     gathered = named.task == EVALUATION and any(_GATHERED.search(each) for each in own)
     return replace(
         _signs_of_text(log, line),
         frame=named.frame, buffer=written_buffer(own), code=innermost_code(own), phase=named.phase, task=GATHERED if gathered else of_server or named.task,
         program=programs[0] if programs else "", trainer=next((name for name in programs if name not in SERVERS), ""),
     )  # fmt: skip
+
+
+_PROMPTS_ASKED = (
+    ("SGLang", re.compile(r"\breturn_logprob\b[\"']?\s{0,3}[:=]\s{0,3}[Tt]rue\b|\blogprob_start_len\b[\"']?\s{0,3}[:=]\s{0,3}\d")),
+    ("vLLM", re.compile(r"\bprompt_logprobs\b(?![\"']?\s{0,3}[:=]\s{0,3}(?:None|null))")),
+)  # fmt: skip
+
+
+def _asked_of_prompts(text: str, programs: Sequence[str]) -> str:
+    """The server whose requests ask for log-probabilities of their prompts, by the options that it alone has;
+    empty where none does, or a trainer has a word in the text.
+    """
+    if any(name not in SERVERS for name in programs):
+        return ""
+    return next((server for server, sign in _PROMPTS_ASKED if sign.search(text)), "")
 
 
 def _signs_of_text(log: Log, line: int) -> Signs:

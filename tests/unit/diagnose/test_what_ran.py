@@ -121,6 +121,55 @@ def test_ollama_is_told_in_its_own_words() -> None:
     assert " -" not in f" {places(asked)}".replace("\n", " ")
 
 
+BUFFER = (
+    "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 16825.37 MiB on device 0: "
+    "cudaMalloc failed: out of memory"
+)
+LOADS = "llama_model_load: error loading model: unable to allocate CUDA0 buffer"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "on our compute node, nothing else runs there",
+        "Device 0: NVIDIA GeForce RTX 4080, compute capability 8.9, VMM: yes, 16075 MiB",
+        "does the kv cache matter?",
+    ],
+)
+@pytest.mark.parametrize("lines", [(BUFFER, LOADS), (LOADS, BUFFER)])
+def test_weights_that_have_no_room_are_weights_whatever_words_stand_beside(
+    lines: tuple[str, ...], beside: str
+) -> None:
+    """The program's own words say which buffer it was, and people's none of it."""
+    for text in ((*lines, beside), (beside, *lines)):
+        found = diagnose_texts({"log": "\n".join(text)})
+        assert found.term is not None
+        assert found.term.component == "parameters"
+        assert [cure.where for cure in found.cures if cure.helps != NO] == ["-ngl N"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 17642668032",
+        "graph_reserve: failed to allocate compute buffers",
+        "llama_init_from_model: failed to initialize the context: failed to allocate compute pp buffers",
+    ],
+)
+def test_a_graph_without_room_is_told_by_its_own_words(words: str) -> None:
+    term = found_in(BUFFER, words).term
+    assert term is not None
+    assert term.path == "compute graph"
+
+
+@pytest.mark.parametrize(("card", "decided"), [("RTX 4080", True), ("RTX 4090", False), ("", False)])
+def test_one_buffer_above_the_whole_card_is_nobody_else_s_fault(card: str, decided: bool) -> None:
+    """16.43 GiB at once: a card of 16 GB has never so much, whoever is on it; one of 24 GB may have."""
+    found = found_in(LOADS, BUFFER, f"{card}, llama-server -ngl 99 -c 8192")
+    assert found.undecided is not decided
+    assert (found.cause is Cause.REAL_NEED) is decided
+
+
 def test_every_batch_refused_is_open_and_a_smaller_one_no_cure() -> None:
     found = found_in("RuntimeError: No executable batch size found, reached zero.")
     assert found.open_between == (Cause.REAL_NEED, Cause.OTHER_PROCESS)

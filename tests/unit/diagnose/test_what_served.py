@@ -323,3 +323,40 @@ def test_a_need_is_open_where_words_say_what_else_may_hold_the_card(said: str, b
     assert (found.cause is Cause.REAL_NEED) is (besides is None)
     smaller = any("share of the card" in cure.change for cure in found.cures)
     assert smaller is (besides is Cause.ENGINE_OVERCOMMIT)
+
+
+@pytest.mark.parametrize(
+    "dies", ["torch.AcceleratorError: CUDA error: out of memory", "NCCL WARN Cuda failure 2 'out of memory'"]
+)
+@pytest.mark.parametrize(
+    ("option", "where"),
+    [
+        ("vllm serve x --gpu-memory-utilization 0.95", "--gpu-memory-utilization 0.9"),
+        ("ServerArgs(mem_fraction_static=0.9)", "--mem-fraction-static 0.85"),
+    ],
+)
+def test_a_server_below_torch_is_told_of_its_own_share(dies: str, option: str, where: str) -> None:
+    """A pool is not made smaller by what PyTorch's allocator is told."""
+    found = diagnose_texts({"log": f"{option}\n{dies}"})
+    told = [cure.where for cure in found.cures]
+    assert told[0] == where
+    assert not any("set_per_process_memory_fraction" in each for each in told)
+
+
+@pytest.mark.parametrize(
+    "asked", ["sglang, requests with return_logprob=True and logprob_start_len=0", "prompt_logprobs=1"]
+)
+def test_a_request_for_prompts_probabilities_is_given_no_training_s_changes(asked: str) -> None:
+    """No loss, no micro-batch and no backward runs in a server."""
+    found = diagnose_texts({"log": f"{PROMPTS}\n{asked}, 16384 token prompt, Qwen2.5-72B-AWQ"})
+    told = "\n".join(f"{cure.change} {cure.where}" for cure in found.cures if cure.helps != "no")
+    assert "logprob" in told
+    assert not any(word in told for word in ("loss", "micro-batch", "backward", "checkpoint"))
+
+
+PROMPTS = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 9.28 GiB. GPU 0 has a total capacity of 79.25 GiB "
+    "of which 4.51 GiB is free. Including non-PyTorch memory, this process has 74.73 GiB memory in use. Of "
+    "the allocated memory 73.50 GiB is allocated by PyTorch, and 305.11 MiB is reserved by PyTorch but "
+    "unallocated."
+)

@@ -10,7 +10,7 @@ from memsheet.diagnose.figures import OUTSIDE_LEAST
 from memsheet.diagnose.interval import size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages import other_runtimes
-from memsheet.diagnose.messages.colocated import handed_over_facts, place_of_share
+from memsheet.diagnose.messages.colocated import handed_over_facts, place_of_share, shares_a_card
 from memsheet.diagnose.messages.deepspeed import step_facts
 from memsheet.diagnose.messages.holders import (
     judged_by_table,
@@ -19,6 +19,7 @@ from memsheet.diagnose.messages.holders import (
 )
 from memsheet.diagnose.messages.llama_cpp import refused_call
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
+from memsheet.diagnose.messages.stated import smaller_share, stated_share
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.units import GIB
 
@@ -39,6 +40,31 @@ BLOCKING = Cure(
     change="one run with every kernel waited for", helps=MAYBE, where="CUDA_LAUNCH_BLOCKING=1",
     why="an earlier kernel's error is then told where it happens",
 )  # fmt: skip
+
+
+_SHARES = (
+    ("gpu_memory_utilization", re.compile(r"gpu[_-]memory[_-]utilization|\bEngineCore|\bvllm serve\b|GPU KV cache size: ")),
+    ("mem_fraction_static", re.compile(r"mem[_-]fraction[_-]static|\bsglang[./]")),
+)  # fmt: skip
+"""How a server calls its share of the card, by what its logs and commands hold."""
+_CAPTURES = re.compile(r"Capturing CUDA graphs|Capture cuda graph begin|Capturing the model for CUDA graphs")
+
+
+def _rooms(message: Message, log: Log) -> tuple[Cure, ...]:
+    """What leaves more of the card outside PyTorch's allocator: of a server its own share, for it fills that
+    whatever PyTorch is told, and fewer graphs where these are captured.
+    """
+    name = next((name for name, sign in _SHARES if sign.search(log.text)), "")
+    if not name or shares_a_card(log.text):
+        return (ROOM,)
+    vllm = name == "gpu_memory_utilization"
+    graphs = Cure(
+        change="fewer CUDA graphs, or none", helps=MAYBE,
+        where="--enforce-eager" if vllm else "--disable-cuda-graph", why="they stand beside the share",
+    )  # fmt: skip
+    stated = stated_share(log, message.line, name)
+    captures = _CAPTURES.search(log.text)
+    return (*smaller_share(f"--{name.replace('_', '-')}", stated), *((graphs,) if captures else ()))
 
 
 def _wake_up(_: Message, log: Log) -> Judgement:
@@ -79,7 +105,7 @@ def _without_cache(log: Log) -> tuple[Cure, ...]:
 def _refused_communication(message: Message, log: Log) -> Judgement:
     size = f" {int(message.words['count']):,} bytes" if "count" in message.words else " memory"
     return Judgement(
-        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(*_without_cache(log), ROOM),
+        causes=(Cause.OUTSIDE_ALLOCATOR,), cures=(*_without_cache(log), *_rooms(message, log)),
         because=f"NCCL, the communication library, was refused{size} of its own by the driver: the card is full, and its buffers "
         "stand outside PyTorch's allocator",
     )  # fmt: skip
@@ -104,7 +130,7 @@ def _refused_handle(message: Message, log: Log) -> Judgement:
     ):
         return judged
     return Judgement(
-        causes=(Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR), cures=(ROOM, BLOCKING),
+        causes=(Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR), cures=(*_rooms(message, log), BLOCKING),
         because="the matrix library was refused its handle and workspace, which stand outside PyTorch's allocator: the "
         "card is full, or an earlier error of a kernel shows only here",
     )  # fmt: skip
@@ -131,11 +157,11 @@ def _without_engine(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _failed_call(_: Message, __: Log) -> Judgement:
+def _failed_call(message: Message, log: Log) -> Judgement:
     return Judgement(
         causes=(Cause.OUTSIDE_ALLOCATOR, Cause.FOLLOW_UP_ERROR),
         because="NCCL says that a call of CUDA failed and not why: a full card refuses its buffers so, and an earlier error shows so, too",
-        cures=(Cure(change="one run that says why", helps=MAYBE, where="NCCL_DEBUG=INFO"), ROOM, BLOCKING),
+        cures=(Cure(change="one run that says why", helps=MAYBE, where="NCCL_DEBUG=INFO"), *_rooms(message, log), BLOCKING)[:4],
     )  # fmt: skip
 
 
@@ -186,8 +212,9 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
             )  # fmt: skip
     if judged := judged_by_table(message, log, "the driver refused memory"):
         return judged
+    rooms = _rooms(message, log)
     return Judgement(
-        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=without_holders(there) or (LOOK, ROOM),
+        causes=(Cause.OTHER_PROCESS, Cause.OUTSIDE_ALLOCATOR), cures=without_holders(there) or ((LOOK, ROOM) if rooms == (ROOM,) else (*rooms, LOOK)),
         because="the driver refused memory outside PyTorch's allocator, and the message has no figures: others may hold the card "
         f"({there or 'nvidia-smi shows them'}), or this process fills it",
     )  # fmt: skip

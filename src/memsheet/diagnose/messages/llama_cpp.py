@@ -19,6 +19,7 @@ SIGNS = (
 )  # fmt: skip
 FEWER_LAYERS = Cure(change="fewer layers on the GPU", helps=MAYBE, where="-ngl N")
 SHORTER = Cure(change="a shorter context", helps=MAYBE, where="-c N")
+OF_ANY_LENGTH = Cure(change="a shorter context", helps=NO, why="weights are as large for any context")
 LOWER_CACHE = Cure(change="a cache in eight bits", helps=MAYBE, where="-fa on -ctk q8_0 -ctv q8_0")
 FLASH = Cure(change="attention without the matrix of scores", helps=MAYBE, where="-fa on")
 ONE_COPY = Cure(
@@ -36,6 +37,16 @@ _CACHE_FAILS = re.compile(
     r"failedtoallocatebufferforkvcache|failedtoinitializethecontext(?!:failedtoallocatecompute)",
     re.IGNORECASE,
 )
+_LOAD_FAILS = re.compile(
+    r"alloc_tensor_range|errorloadingmodel:(?:unable|failed)toallocate|unabletoallocate\S{0,40}?modelbuffer"
+)
+_GRAPH_FAILS = re.compile(
+    r"gallocr|graph_reserve|failedtoallocatecompute|failedtocomputegraph|compute(?:pp|tg)?buffers?\b"
+)
+"""What the program says where tensors of a file have no room (src/llama-model.cpp, load_tensors;
+ggml/src/ggml-alloc.c, alloc_tensor_range), and where its graph has none (src/llama-context.cpp,
+graph_reserve): its own words alone, for "compute" stands in many a sentence besides.
+"""
 _IN_BYTES = re.compile(r"bufferofsize(\d{1,18})")
 _NEXT_TRY = "cudaMallocfailed"
 _COPIES = re.compile(r"n_copies=(\d{1,3})")
@@ -48,7 +59,7 @@ _WORDS = {
     "cache": ("kv_cache", "model", "the KV cache"),
 }
 _CURES = {
-    "weights": (FEWER_LAYERS,),
+    "weights": (FEWER_LAYERS, OF_ANY_LENGTH),
     "compute": (FLASH, SHORTER),
     "cache": (SHORTER, LOWER_CACHE, FEWER_LAYERS),
 }
@@ -78,13 +89,19 @@ def _buffer_kind(message: Message, log: Log) -> str:
     place = log.place_of(message.line)
     after = log.squeezed[place : place + 2500]
     own = after[: after.find(_NEXT_TRY, after.find(_NEXT_TRY) + 1)] if after.count(_NEXT_TRY) > 1 else after
-    if _CACHE_FAILS.search(own) and "gallocr" not in own and "compute" not in own:
+    if _CACHE_FAILS.search(own) and not _GRAPH_FAILS.search(own):
         return "cache"
-    if "alloc_tensor_range" in after or ("unabletoallocate" in after and "modelbuffer" in after):
-        return "weights"
-    if "gallocr" in after or "compute" in after or "graph_reserve" in after:
-        return "compute"
-    return "cache" if "kvcache" in after.lower() or "kv_cache" in after.lower() or "K-shift" in after else ""
+    line_before = "".join(log.lines[max(0, message.line - 1) : message.line]).replace(" ", "")
+    if told := _first_told(own) or _first_told(line_before):
+        return told
+    return "cache" if "kvcache" in own.lower() or "kv_cache" in own.lower() or "K-shift" in own else ""
+
+
+def _first_told(text: str) -> str:
+    """Whether a failed load or a failed graph is told of first; empty where neither is."""
+    kinds = (("weights", _LOAD_FAILS), ("compute", _GRAPH_FAILS))
+    found = [(said.start(), kind) for kind, pattern in kinds if (said := pattern.search(text))]
+    return min(found)[1] if found else ""
 
 
 def _cures_of_buffer(kind: str, message: Message, log: Log) -> tuple[Cure, ...]:
@@ -161,7 +178,14 @@ def _refused_llama_buffer(message: Message, log: Log) -> Judgement:
         )  # fmt: skip
         held = _held_at_start(message, free, log)
         return _refused_beside_others(lacks, held, log) if held else lacks
-    if (asked and asked.low > LARGEST_CARD) or kind:
+    card = _card_of(message, log)
+    if asked and card is not None and asked.low > card.most:
+        whole = size_words(Interval(card.most, card.most))
+        return Judgement(
+            causes=(Cause.REAL_NEED,), term=term, cures=cures[:4],
+            because=f"{told}, in one piece, and the {card.name} has {whole} at the most: no other process is the cause",
+        )  # fmt: skip
+    if (asked and asked.low > LARGEST_CARD) or kind in ("compute", "cache"):
         return Judgement(
             causes=(Cause.REAL_NEED,), term=term, cures=cures[:4],
             because=f"{told}, in one piece, beside what the program had loaded before; what others held of the card is not said",
@@ -169,7 +193,8 @@ def _refused_llama_buffer(message: Message, log: Log) -> Judgement:
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
         because=f"{told}; what else is on the card is not said",
-        cures=cures,
+        cures=cures[:4],
+        term=term,
     )
 
 

@@ -13,6 +13,7 @@ A format that is read and put back into bf16 ("We will default to dequantizing")
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Judgement, Message
@@ -86,7 +87,8 @@ REFUSALS = (
     Refusal(re.compile(r"MXFP4quantizedmodelsisonlysupportedon"), "this release's MXFP4 needs a newer card", (NEWER_TRANSFORMERS, OTHER_FORMAT, NEWER_CARD)),
     Refusal(re.compile(
         r"(?:MXFP4|FP8)quant(?:ized|ization)(?:models)?isonlysupportedon(?:GPUs)?(?!\S{0,400}?Wewilldefaultto)"
-        r"|Thequantizationmethod\S{1,60}?isnotsupportedforthecurrentGPU"
+        r"|Thequantizationmethod(?P<method>\S{1,60}?)isnotsupportedforthecurrentGPU"
+        r"(?:\.Minimumcapability:(?P<least>\d{2,3})\.Currentcapability:(?P<card>\d{2,3}))?"
     ), "the weights' format is not computed on so old a card", (OTHER_FORMAT, NEWER_CARD)),
     Refusal(re.compile(r"SGLangonlysupportssm75andabove|tooldtobesupportedbythetritonGPUcompiler"), "the program has no kernels for so old a card", (NEWER_CARD,)),
     Refusal(re.compile(r"nokernelimageisavailableforexecutiononthedevice"), "the program was not compiled for this card", (OTHER_BUILD,)),
@@ -94,6 +96,33 @@ REFUSALS = (
     Refusal(re.compile(r"Youcan'ttrainamodelthathasbeenloadedwith`?device_map='auto'`?in"), "one model over all cards is loaded in each of several processes", (ONE_PROCESS,)),
     Refusal(re.compile(r"Youcan'ttrainamodelthathasbeenloadedin8-bitor4-bitprecisionona?differentdevice"), "a process trains on another card than the one that its weights in few bits are on", (OWN_CARD,)),
 )  # fmt: skip
+
+
+FORMATS = (("nf4", 0), ("int8", 75), ("AWQ", 75), ("GPTQ", 0))
+"""Formats, and ten times the compute capability that a server needs for each, as engines/vllm/format_needs.py
+has it; 0 where that names none.
+"""
+
+
+def _of_method(cure: Cure, said: Mapping[str, str | None]) -> Cure:
+    """A change in view of the method that was refused, what it asks for and what the card has: the method
+    itself is none, nor what asks for more than the card has.
+    """
+    method, least, card = (said.get(name) or "" for name in ("method", "least", "card"))
+    if cure is NEWER_CARD and least:
+        return replace(cure, change=f"a card of compute capability {least[:-1]}.{least[-1]} or above")
+    if cure is not OTHER_FORMAT or not method:
+        return cure
+    left = [
+        name for name, needs in FORMATS
+        if not method.lower().startswith(name.lower()) and (not card or needs <= int(card))
+    ]  # fmt: skip
+    has = f", of {card[:-1]}.{card[-1]}," if card else ""
+    formats = f" ({', '.join(left)})" if left else ""
+    return replace(
+        cure, change=f"weights in a format that the card{has} has{formats}, or that are not quantized",
+        why=f"{method} needs compute capability {least[:-1]}.{least[-1]}" if least else cure.why,
+    )  # fmt: skip
 
 
 def refused_settings(log: Log) -> Message | None:
@@ -105,11 +134,16 @@ def refused_settings(log: Log) -> Message | None:
     if goes_on(log.lines[log.line_at(place) + 1 :]):
         return None
 
+    cures = refusal.cures
+    told = refusal.pattern.search(log.squeezed, place)
+    if told is not None and (said := told.groupdict()):
+        cures = tuple(_of_method(cure, said) for cure in cures)
+
     def judge(_: Message, __: Log) -> Judgement:
         return Judgement(
             causes=(Cause.UNSUPPORTED_SETTING,),
             because=refusal.because,
-            cures=(*refusal.cures, NO_BATCH),
+            cures=(*cures, NO_BATCH),
         )
 
     return Message(kind="setting", line=log.line_at(place), judge=judge)

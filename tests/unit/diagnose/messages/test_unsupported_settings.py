@@ -58,3 +58,17 @@ def test_a_format_that_is_put_back_refuses_nothing(text: str) -> None:
 @pytest.mark.parametrize("text", [text for text, _ in REFUSALS.values()], ids=REFUSALS)
 def test_a_program_that_goes_on_died_of_no_refusal(text: str) -> None:
     assert not diagnose_texts({"log": f"{text}\nloss: 2.1\nloss: 2.0\n"}).found
+
+
+@pytest.mark.parametrize(("method", "least"), [("awq", "75"), ("gptq", "75"), ("fp8", "89")])
+def test_a_method_that_was_refused_is_no_change(method: str, least: str) -> None:
+    """Neither is a format that asks for more than the card has; both capabilities are told."""
+    found = diagnose_texts({
+        "log": f"ValueError: The quantization method {method} is not supported for the current GPU. "
+        f"Minimum capability: {least}. Current capability: 70."
+    })  # fmt: skip
+    offered = "\n".join(cure.change for cure in found.cures if cure.helps != NO)
+    assert method.upper() not in offered
+    assert "AWQ" not in offered
+    assert "of 7.0" in offered
+    assert f"{least[0]}.{least[1]} or above" in offered
