@@ -52,7 +52,8 @@ class FormatNeeds:
 class ServerLimits:
     """Of cards: ``card_needs``, what the server starts on, the oldest releases first; ``bf16_units``, a
     compute capability below which it computes nothing in bf16; ``casts_down``, it casts to fp16 there
-    whatever is asked for, and refuses nothing.
+    whatever is asked for, and refuses nothing; ``wants_share_free``, it stops where less of the card is free
+    at its start than the share of all of it that is asked for.
 
     Of families: ``overflowing``, those that it does not compute in fp16; ``lowers_since``, the release from
     which on it knows them, and takes another dtype by itself where nobody says one and the card or the family
@@ -77,6 +78,7 @@ class ServerLimits:
     card_needs: tuple[CardNeeds, ...] = ()
     bf16_units: Capability | None = None
     casts_down: bool = False
+    wants_share_free: bool = False
     overflowing: frozenset[str] = frozenset()
     lowers_since: tuple[int, ...] | None = None
     own_kernels: bool = False

@@ -310,6 +310,7 @@ ENGINE = server_engine(
         card_needs=(CardNeeds(units=(7, 0), before=(0, 20, 0), release="0.14.0"), CardNeeds(units=(7, 5))),
         # v0.6.4.post1 worker/worker.py _check_if_gpu_supports_dtype, v0.33.0 platforms/cuda.py:638
         bf16_units=(8, 0),
+        wants_share_free=True,  # v0.10.2 v1/worker/gpu_worker.py init_device
         format_needs=FORMAT_NEEDS,
         # _FLOAT16_NOT_SUPPORTED_MODELS: v0.9.2 config.py:3221, v0.33.0 config/model.py:2398
         overflowing=frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"}),
