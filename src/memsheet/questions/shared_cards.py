@@ -78,7 +78,8 @@ def _with_room_at_start(
     up = [each for each in beside if servers[each.file].name in server.after]
     may = [each for each in beside if server.name not in servers[each.file].after]
     room = budget_of(answer.cluster)
-    if up and wanted > room.high_bytes - sum_byte_ranges(map(_needed_bytes, up)).low:
+    held = sum(_needed_bytes(each).low - _open_pool_bytes(each, up, servers) for each in up)
+    if up and wanted > room.high_bytes - held:
         found = _too_little_free(one, server, [servers[each.file].name for each in up])
         return replace(
             one, checked=replace(one.checked, mistakes=((SHARES_ABOVE_CARD, found), *one.checked.mistakes))
