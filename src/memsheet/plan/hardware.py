@@ -12,7 +12,7 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import PAGED_SERVER, engine_of, find_engine
 from memsheet.plan.model import Attention, ModelSpec
 from memsheet.plan.plan import AttentionKind, Plan
-from memsheet.plan.server_limits import ASKED, FormatNeeds
+from memsheet.plan.server_limits import ASKED, Capability, FormatNeeds
 
 FLASH_UNITS = (8, 0)
 """FlashAttention-2 needs Ampere, compute capability 8.0 (Dao-AILab/flash-attention README)."""
@@ -126,14 +126,15 @@ def _knows_overflow(engine: Engine, version: str | None) -> bool:
 
 def format_problems(plan: Plan, device: Device | None, model: ModelSpec | None = None) -> Iterator[Problem]:
     """Weights of a format that a server does not read on a card (any where it is None), or into what the plan
-    computes in.
+    computes in. A card on which no format starts is told as that alone.
     """
     if plan.quantization is None:
         return
     engine, name = engine_of(plan), plan.quantization.weights.name
     needs = list(_needs_of_format(plan, engine, model))
     units = max((one.units for one in needs), default=(0, 0))
-    if device is not None and is_older_device(device, units):
+    starts = device is None or not is_older_device(device, _least_units(engine, plan.engine_version))
+    if device is not None and starts and is_older_device(device, units):
         reason = (
             f"needs compute capability {units[0]}.{units[1]} in {engine.name}; {device.name} has "
             f"{device.compute_capability}"
@@ -189,18 +190,42 @@ def lowers_itself(engine: Engine, version: str | None) -> bool:
     return engine.limits.casts_down or _knows_overflow(engine, version)
 
 
+def _least_units(engine: Engine, version: str | None) -> Capability:
+    """The least compute capability that a release starts on."""
+    number = version_of(version)
+    needs = engine.limits.card_needs
+    return next((one.units for one in needs if one.before is None or number < one.before), (0, 0))
+
+
+def _earlier_releases(engine: Engine, device: Device) -> Iterator[str]:
+    """A release of an engine that starts on a card, as it is typed."""
+    for one in engine.limits.card_needs:
+        if one.before is not None and not is_older_device(device, one.units):
+            first = ".".join(map(str, one.before))
+            yield f"a release before {first}, as --engine-version {one.release} asks for"
+
+
+def _other_server(engine: Engine, device: Device) -> Iterator[str]:
+    """Another server that starts on a card, and at which release where its newest does not."""
+    other = find_engine(PAGED_SERVER)
+    if other is None or other.name == engine.name:
+        return
+    if not is_older_device(device, _least_units(other, None)):
+        yield f"--engine {PAGED_SERVER}"
+    yield from (f"--engine {PAGED_SERVER} in {words}" for words in _earlier_releases(other, device))
+
+
 def _too_old(plan: Plan, engine: Engine, device: Device) -> Iterator[Problem]:
     """Cards whose compute capability an engine refuses, and eight-bit products that they have no units
     for.
     """
-    least = engine.limits.least_units
-    if least is not None and is_older_device(device, least):
+    least = _least_units(engine, plan.engine_version)
+    if is_older_device(device, least):
         reason = (
             f"is refused by {engine.name}, which supports compute capability {least[0]}.{least[1]} and above"
         )
-        other = find_engine(PAGED_SERVER)
-        served = other is not None and not is_older_device(device, other.limits.least_units or (0, 0))
-        hint = f"{f'--engine {PAGED_SERVER}' if served else 'an engine without that limit'}, or a newer card"
+        others = (*_earlier_releases(engine, device), *_other_server(engine, device))
+        hint = f"{others[0] if others else 'an engine without that limit'}, or a newer card"
         yield Problem(field="gpus", value=device.name, reason=reason, hint=hint, refused=True)
     needs = FP8_RECIPES.get(plan.fp8.recipe, FP8_UNITS) if plan.fp8 is not None else None
     if needs is not None and is_older_device(device, needs):

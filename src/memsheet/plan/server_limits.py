@@ -16,6 +16,17 @@ Capability = tuple[int, int]
 """Compute capability of a card: (7, 5) is 7.5."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardNeeds:
+    """The least compute capability that a server starts on. ``before``: the release from which on it holds no
+    more, none where it holds to the newest; ``release``: one that it is known of.
+    """
+
+    units: Capability
+    before: tuple[int, int, int] | None = None
+    release: str = ""
+
+
 ASKED = "asked"
 """The method of weights that a server is told to quantize, or whose checkpoint nobody has named."""
 
@@ -39,9 +50,10 @@ class FormatNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Of cards: ``least_units``, a compute capability below which the server does not start; ``bf16_units``,
-    one below which it computes nothing in bf16; ``casts_down``, it casts to fp16 there whatever is asked for,
-    and refuses nothing.
+    """Of cards: ``card_needs``, what the server starts on, the oldest releases first; ``bf16_units``, a
+    compute capability below which it computes nothing in bf16; ``casts_down``, it casts to fp16 there
+    whatever is asked for, and refuses nothing; ``wants_share_free``, it stops where less of the card is free
+    at its start than the share of all of it that is asked for.
 
     Of families: ``overflowing``, those that it does not compute in fp16; ``lowers_since``, the release from
     which on it knows them, and takes another dtype by itself where nobody says one and the card or the family
@@ -63,9 +75,10 @@ class ServerLimits:
     scale, where it is not any or none.
     """
 
-    least_units: Capability | None = None
+    card_needs: tuple[CardNeeds, ...] = ()
     bf16_units: Capability | None = None
     casts_down: bool = False
+    wants_share_free: bool = False
     overflowing: frozenset[str] = frozenset()
     lowers_since: tuple[int, ...] | None = None
     own_kernels: bool = False

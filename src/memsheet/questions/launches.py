@@ -13,7 +13,7 @@ from typing import Any
 from memsheet.errors import InputError, input_error
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.file_format import FileReading
-from memsheet.exchange.shared.named_server import MOST_SERVERS
+from memsheet.exchange.shared.named_server import MOST_SERVERS, NamedServer
 from memsheet.exchange.shared.plain_shell import plain_scripts
 from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.guard import is_folder, parse_json, parse_yaml, read_bytes
@@ -163,17 +163,17 @@ def check_servers(
 ) -> tuple[Launch, ...]:
     """Each server of a file, checked by itself on the cards that are named, in the file's order."""
     found = tuple(_check_server(file, name, {**question}, words, as_run) for name in names[:MOST_SERVERS])
-    return with_shared_cards(found, _cards_of_servers(file, as_run))
+    return with_shared_cards(found, _servers_with_cards(file, as_run))
 
 
-def _cards_of_servers(file: str, as_run: Callable[[str], str] | None) -> Mapping[str, tuple[str, ...]]:
-    """The cards that a file names for each of its servers by their numbers, by the names of the launches."""
+def _servers_with_cards(file: str, as_run: Callable[[str], str] | None) -> Mapping[str, NamedServer]:
+    """The servers for which a file names cards by their numbers, by the names of the launches."""
     path = Path(file)
     if not path.is_file():
         return {}
     text = read_bytes(path, MOST_BYTES).decode("utf-8", "replace")
     servers = servers_in_text(path.name, as_run(text) if as_run else text, parse_yaml)
-    return {f"{file}: {one.name}": one.cards for one in servers if one.cards}
+    return {f"{file}: {one.name}": one for one in servers if one.cards}
 
 
 def _check_server(

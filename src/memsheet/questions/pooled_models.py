@@ -25,6 +25,10 @@ v0.11.0 :190).
 """
 
 
+VECTORS = frozenset({"pooling", "embed", "embedding", "encode"})
+"""Words of theirs with which an encoder is served as it is, without a head on top of it."""
+
+
 def without_output(
     name: str | ModelSpec | None, reads: Mapping[str, FileReading]
 ) -> tuple[str | ModelSpec | None, dict[str, FileReading]]:
@@ -36,6 +40,10 @@ def without_output(
     if name is not None and any(read.values.get(f"{SCRIPT}.{TRAINS_STATES}") for read in reads.values()):
         return _with_states_alone(name), dict(reads)
     model = model_of(name) if name is not None and any(map(_looks_for_pooling, reads.values())) else None
+    if model is not None and model.head.kind == "none":  # vectors are all that it makes
+        return name, {
+            at: _without_flags(read) if _makes_vectors(read) else read for at, read in reads.items()
+        }
     if model is None or model.head.kind != "causal_lm":
         return name, dict(reads)
     if not any(_keeps_pool(read) or (is_embedder(model) and _is_open(read)) for read in reads.values()):
@@ -56,6 +64,10 @@ def _looks_for_pooling(read: FileReading) -> bool:
 
 def _keeps_pool(read: FileReading) -> bool:
     return _looks_for_pooling(read) and any(read.values.get(at) in words for at, words in POOLS.items())
+
+
+def _makes_vectors(read: FileReading) -> bool:
+    return all(read.values.get(at, "embed") in VECTORS for at in POOLS)
 
 
 def _is_open(read: FileReading) -> bool:

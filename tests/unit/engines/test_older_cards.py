@@ -2,6 +2,7 @@
 where the engine refuses.
 """
 
+import re
 from typing import Any
 
 import pytest
@@ -140,6 +141,31 @@ def test_bf16_on_an_old_card_is_refused_by_vllm_and_cast_by_sglang(card: str, as
 def test_sglang_refuses_what_is_older_than_turing() -> None:
     with pytest.raises(InputError, match=r"7\.5"):
         memsheet.infer("llama-3.2-1b", engine="sglang", gpus="1xV100-32GB", max_model_len=2048)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("quantize", [None, "awq-int4"])
+def test_what_a_refused_card_is_told_to_type_starts_there(engine: str, quantize: str | None) -> None:
+    """A release or another server that is offered is none that refuses the card, too."""
+    asked = {"gpus": "1xV100-32GB", "max_model_len": 2048}
+    with pytest.raises(InputError) as raised:
+        memsheet.infer("llama-3.2-1b", engine=engine, quantize=quantize, **asked)
+    (problem,) = raised.value.problems
+    assert problem.field == "gpus"
+    typed = dict(re.findall(r"--(engine|engine-version) (\S+)", problem.hint or ""))
+    again = {"engine": typed.get("engine", engine), "engine_version": typed.get("engine-version")}
+    assert memsheet.infer("llama-3.2-1b", **asked, **again).verdict is not None
+
+
+@pytest.mark.parametrize(("version", "starts"), [("0.19.1", True), ("0.20.0", False), (None, False)])
+def test_releases_of_vllm_with_kernels_for_volta(version: str | None, starts: bool) -> None:
+    asked = {"engine": "vllm", "max_model_len": 2048, "engine_version": version}
+    assert memsheet.infer("llama-3.2-1b", gpus="1xT4", **asked).verdict is not None
+    if starts:
+        assert memsheet.infer("llama-3.2-1b", gpus="1xV100-32GB", **asked).verdict is not None
+        return
+    with pytest.raises(InputError, match=r"7\.5"):
+        memsheet.infer("llama-3.2-1b", gpus="1xV100-32GB", **asked)
 
 
 @pytest.mark.parametrize("attention", ["flash", "cudnn"])

@@ -343,6 +343,86 @@ def test_services_on_one_card_are_told_their_sum(
         assert float(found[3]) <= 44.4 or not chat.split("\n\n")[1].startswith("FITS")
 
 
+GPU_OF_SERVICE = (
+    "deploy: {{resources: {{reservations: {{devices: [{{device_ids: [{card!r}], capabilities: [gpu]}}]}}}}}}"
+)
+WAITS = "depends_on: {first: {condition: service_healthy}}"
+
+
+def _two_servers(first: str, second: str, waits: str, check: str, cards: tuple[str, str] = ("0", "0")) -> str:
+    """A Compose file of two servers of vLLM on a card, of which the second may wait for the first."""
+    lines = ["services:"]
+    for name, command, own, card in (("first", first, check, cards[0]), ("second", second, waits, cards[1])):
+        lines += [f"  {name}:", "    image: vllm/vllm-openai:v0.11.0", f"    command: {command}"]
+        lines += [f"    {one}" for one in (own, GPU_OF_SERVICE.format(card=card)) if one]
+    return "\n".join(lines)
+
+
+CHECK = "healthcheck: {test: curl -f http://localhost:8000/health}"
+EMBED, SMALL, LARGE = (
+    "--model BAAI/bge-m3 --gpu-memory-utilization 0.5",
+    "--model Qwen/Qwen3-4B --max-model-len 8192 --gpu-memory-utilization 0.5",
+    "--model Qwen/Qwen3-8B --max-model-len 16384 --gpu-memory-utilization 0.6",
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waits", "check", "said"),
+    [
+        (EMBED, LARGE, WAITS, CHECK, ["fits", "fits"]),  # no pool, and up before the other
+        (EMBED, LARGE, WAITS, "", ["uncertain", "fits"]),  # Compose has no check to wait for
+        (EMBED, LARGE, "", "", ["uncertain", "fits"]),
+        (LARGE, EMBED, WAITS, CHECK, ["fits", "does_not_start"]),
+        (SMALL, LARGE, WAITS, CHECK, ["does_not_fit", "does_not_start"]),
+        (SMALL, LARGE, "", "", ["uncertain", "uncertain"]),
+    ],
+)
+def test_shares_above_one_card_stop_what_finds_too_little_free(
+    first: str,
+    second: str,
+    waits: str,
+    check: str,
+    said: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server wants its share of the card free when it starts, whatever others were told: it stops for sure
+    where those that are up before it hold too much, and is not sure where the order is open.
+    """
+    (file := tmp_path / "compose.yaml").write_text(_two_servers(first, second, waits, check))
+    assert _outcomes(file, capsys) == said
+
+
+def test_a_server_without_a_sheet_on_the_same_card_leaves_the_other_unsure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = "--model nobody/has-written-this-down --gpu-memory-utilization 0.2"
+    file = tmp_path / "compose.yaml"
+    for cards, said in ((("0", "0"), "uncertain"), (("1", "0"), "fits")):
+        file.write_text(_two_servers(unknown, LARGE, "", "", cards))
+        assert _outcomes(file, capsys)[1] == said
+
+
+def _outcomes(file: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The first verdict on each server of a file, in their order."""
+    main(["check", str(file), "--gpus", "1xL40S"])
+    first, second = re.split(r"^== .*second\n", capsys.readouterr().out, flags=re.MULTILINE)
+    said = re.compile(r"^(FITS|UNCERTAIN|DOES NOT FIT|DOES NOT START)", re.MULTILINE)
+    told = [[*said.findall(one), "no sheet"][0] for one in (first, second)]
+    return [one.lower().replace(" ", "_") for one in told]
+
+
+@pytest.mark.parametrize(
+    ("flags", "open_ones"), [("--task embed", 0), ("--runner pooling", 0), ("--task classify", 1)]
+)
+def test_flags_that_say_what_an_encoder_does_anyway_are_read(
+    flags: str, open_ones: int, tmp_path: Path
+) -> None:
+    (file := tmp_path / "run.sh").write_text(f"vllm serve BAAI/bge-m3 --max-model-len 2048 {flags}\n")
+    found = memsheet.check(file, gpus="1xL40S", engine_version="0.11.0")
+    assert sum(len(read.unmodelled) for read in found.reads.values()) == open_ones
+
+
 @pytest.mark.parametrize(("other", "idle"), [("0", False), ("1", True)])
 def test_what_others_have_of_a_card_is_not_left_to_nobody(
     other: str, idle: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

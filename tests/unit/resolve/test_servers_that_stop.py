@@ -103,7 +103,7 @@ FORMATS = ("awq-int4", "gptq-int4", "fp8", "fp8-block", "mxfp4")
 @pytest.mark.parametrize(
     ("card", "version", "left"),
     [
-        ("V100-32GB", "0.33.0", {"gptq-int4"}),
+        ("V100-32GB", "0.19.1", {"gptq-int4"}),
         ("V100-32GB", "0.11.0", {"gptq-int4"}),
         ("T4", "0.13.0", {"gptq-int4", "awq-int4"}),
         ("T4", "0.14.0", {"gptq-int4", "awq-int4", "fp8", "fp8-block"}),

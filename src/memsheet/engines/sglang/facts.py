@@ -19,7 +19,7 @@ from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh, SpeculativeMethod
-from memsheet.plan.server_limits import ServerLimits
+from memsheet.plan.server_limits import CardNeeds, ServerLimits
 from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimit, ServingFacts, Unserved
 from memsheet.sheet import FromCode
 from memsheet.units import MIB
@@ -339,7 +339,7 @@ ENGINE = server_engine(
     limits=ServerLimits(
         # 00c614b model_executor/model_runner_components/load_model_utils.py:75-86,
         # maybe_downgrade_dtype_for_legacy_gpu, which refuses cards before Turing and logs what it casts
-        least_units=(7, 5),
+        card_needs=(CardNeeds(units=(7, 5)),),
         bf16_units=(8, 0),
         format_needs=FORMAT_NEEDS,
         casts_down=True,

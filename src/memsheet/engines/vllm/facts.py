@@ -19,7 +19,7 @@ from memsheet.plan.device import Device
 from memsheet.plan.engine import server_engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Mesh
-from memsheet.plan.server_limits import ServerLimits
+from memsheet.plan.server_limits import CardNeeds, ServerLimits
 from memsheet.plan.serving_facts import EightBitDefault, HeededCache, LengthLimit, ServingFacts, Unserved
 from memsheet.plan.speculative import version_of
 from memsheet.sheet import FromCode
@@ -304,10 +304,13 @@ ENGINE = server_engine(
     version_form=r"\d+\.\d+|^V[01]\b",  # what ``release_of`` finds one by
     version_example="a release, for example 0.11.0",
     limits=ServerLimits(
-        # docs/getting_started/installation: 7.0 or higher (v0.3.3, v0.14.0), 7.5 or higher (v0.21.0)
-        least_units=(7, 0),
+        # docs/getting_started/installation: 7.0 or higher (v0.3.3, v0.14.0), 7.5 or higher (v0.21.0). The
+        # packages: 0.19.1 asks for torch 2.10.0, of CUDA 12.8; 0.20.0 for torch 2.11.0, of CUDA 13.0, whose
+        # compiler begins at 7.5 (vllm-project/vllm pull 39878, CMakeLists.txt CUDA_SUPPORTED_ARCHS)
+        card_needs=(CardNeeds(units=(7, 0), before=(0, 20, 0), release="0.14.0"), CardNeeds(units=(7, 5))),
         # v0.6.4.post1 worker/worker.py _check_if_gpu_supports_dtype, v0.33.0 platforms/cuda.py:638
         bf16_units=(8, 0),
+        wants_share_free=True,  # v0.10.2 v1/worker/gpu_worker.py init_device
         format_needs=FORMAT_NEEDS,
         # _FLOAT16_NOT_SUPPORTED_MODELS: v0.9.2 config.py:3221, v0.33.0 config/model.py:2398
         overflowing=frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"}),

@@ -20,8 +20,8 @@ MOST_SERVERS = 8
 class NamedServer:
     """``gpus``: cards that are given to it alone, None where nobody said; ``at``: where the file says it.
     ``together``: others of the file may run on the same cards at the same time; ``cards``: those that are
-    named for it, by their numbers. ``left_out``: what the file
-    changes of the server beside its command, by key, which no sheet has.
+    named for it, by their numbers; ``after``: servers that are up before it starts. ``left_out``: what the
+    file changes of the server beside its command, by key, which no sheet has.
     """
 
     name: str
@@ -32,6 +32,7 @@ class NamedServer:
     remarks: tuple[str, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     cards: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 def joined_script(servers: tuple[NamedServer, ...]) -> str:

@@ -21,8 +21,9 @@ _VARIABLE = late_pattern(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)
 
 def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[NamedServer]:
     """The servers of the services, in their order, each with the GPUs that it has reserved; none of texts of
-    other kinds. A count is taken of all cards, so that two services may have the same. Anchors and merges are
-    the language's own (docs.docker.com/reference/compose-file/fragments).
+    other kinds. A count is taken of all cards, so that two services may have the same; where all of
+    them name theirs, who shares is known. Anchors and merges are the language's own
+    (docs.docker.com/reference/compose-file/fragments).
     """
     del parse
     if not holds_services(text):
@@ -31,17 +32,20 @@ def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
     services = tree.get("services") if tree else None
     held = services if isinstance(services, Mapping) else {}
     containers = {str(at): _service_container(one) for at, one in held.items() if isinstance(one, Mapping)}
+    lines = {at: command_line(one, _quote_compose_word) for at, one in containers.items()}
+    started = {at: one for at, one in containers.items() if starts_a_server(lines[at])}
+    named = all(one["cards"] for one in started.values())
     return [
         NamedServer(
             at,
-            line,
+            lines[at],
             one["gpus"],
             BESIDE_RUNTIME if one["runtime"] else DEVICES,
-            together=True,
+            together=not named,
             cards=one["cards"],
+            after=_healthy_before(at, held),
         )
-        for at, one in containers.items()
-        if starts_a_server(line := command_line(one, _quote_compose_word))
+        for at, one in started.items()
     ]
 
 
@@ -96,6 +100,27 @@ def _service_env_entries(value: Any) -> Iterator[dict[str, Any]]:
     for name, held in pairs:
         if held is not None:
             yield {"name": str(name), "value": held}
+
+
+def _healthy_before(name: str, services: Mapping[str, Any]) -> tuple[str, ...]:
+    """Services that have passed a check of their own before one starts, those that they wait for included
+    (docs.docker.com/reference/compose-file/services, depends_on: service_healthy).
+    """
+    found, left = dict[str, None](), [name]
+    while left:
+        service = services.get(left.pop())
+        waits = service.get("depends_on") if isinstance(service, Mapping) else None
+        for at, how in waits.items() if isinstance(waits, Mapping) else ():
+            healthy = isinstance(how, Mapping) and how.get("condition") == "service_healthy"
+            if healthy and _has_health_check(services.get(at)) and str(at) not in found:
+                found[str(at)] = None
+                left.append(str(at))
+    return tuple(found)
+
+
+def _has_health_check(service: Any) -> bool:
+    check = service.get("healthcheck") if isinstance(service, Mapping) else None
+    return isinstance(check, Mapping) and bool(check.get("test")) and not check.get("disable")
 
 
 def _named_card_numbers(service: Mapping[str, Any]) -> tuple[str, ...]:

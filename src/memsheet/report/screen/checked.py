@@ -175,7 +175,12 @@ def _settling_words(checked: Checked) -> str:
     if not verdict or not cluster or verdict.result is not Result.UNCERTAIN or verdict.no_most:
         return ""
     words = checked.doubt.strip()
-    if not words or checked.stops or verdict.device.high > budget_of(cluster).low_bytes:
+    if (
+        not words
+        or checked.stops
+        or checked.beside_others
+        or verdict.device.high > budget_of(cluster).low_bytes
+    ):
         return ""
     named = SETTLES.findall(words)
     wrong = [

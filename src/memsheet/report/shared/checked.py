@@ -47,6 +47,7 @@ class Checked:
     keys_alone: bool = False  # files of a kind that names no model, looked over for mistakes of their keys
     common: tuple[OnCards, ...] = ()  # and where none were, what some common ones come to
     cards_words: str = ""  # what the named GPUs are taken for, where they are not all that the files start on
+    beside_others: bool = False  # further servers hold bytes of the same cards
     written: Mapping[str, tuple[str, str]] = field(
         default_factory=dict
     )  # files as they lie: path and text, by name
