@@ -51,10 +51,9 @@ class Facts:
     sparing: bool  # logits have room for one position a sequence
 
     def streams(self, plan: Plan) -> Count:
-        """Parts of the cache that sequences do not share: one each where their number is given (-np without
-        --kv-unified).
-        """
-        return given_or(plan.serving.max_sequences, 1) if self.recent else 1
+        """Parts of the cache that sequences do not share: one each (-np), or one for all (--kv-unified)."""
+        shared = not self.recent or llama_cpp_options(plan).kv_unified
+        return 1 if shared else given_or(plan.serving.max_sequences, 1)
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -158,10 +157,10 @@ def cells_of(plan: Plan, facts: Facts) -> Count:
     ),
 )
 def window_cells(plan: Plan, facts: Facts, window: Count, ubatch: Count) -> Count:
-    """Cells of a windowed layer. The fork kept whole contexts then."""
+    """Cells of a windowed layer; those of any other with --swa-full. The fork kept whole contexts then."""
     cells, sharing = cells_of(plan, facts), given_or(plan.serving.max_sequences, 1) // facts.streams(plan)
     needed = round_up(minimum(cells, window * sharing + ubatch), CELLS)
-    return cells if facts.fork else minimum(cells, needed)
+    return cells if facts.fork or llama_cpp_options(plan).swa_full else minimum(cells, needed)
 
 
 @formula(
@@ -353,7 +352,7 @@ def _compute_buffer_bytes(
         half_mask=facts.recent,
         kv_bytes=tuple(caches),
         host_experts=experts,
-        outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None,
+        outputs=min(ubatch, given_or(plan.serving.max_sequences, 1)) if facts.sparing else None,
         mla_mode=own.mla_mode,
         attn_max_batch=own.attn_max_batch,
         quantized_cache=_key_type(plan).block > 1,

@@ -59,8 +59,30 @@ SPLITS = [
 
 @pytest.mark.parametrize(("flags", "asked"), SPLITS)
 def test_shares_of_devices_and_the_one_that_has_all(flags: str, asked: dict[str, Any]) -> None:
-    found = said(f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf {flags}")
-    assert {key: value for key, value in found.items() if key.startswith("serving.")} == asked
+    found = said(f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf -np 1 {flags}")
+    held = {key: value for key, value in found.items() if key.startswith("serving.")}
+    assert held == {"serving.max_sequences": 1, **asked}
+
+
+@pytest.mark.parametrize(
+    "slots", ["", "-np -1", "--parallel -1 --no-kv-unified", "-np 4 -kvu", "-np 4 --kv-unified"]
+)
+def test_slots_that_the_server_counts_are_four_of_one_cache(slots: str) -> None:
+    found = said(f"llama-server -m a/gemma-3-27b-it-Q4_K_M.gguf -c 8192 {slots}")
+    assert (found["serving.max_sequences"], found["serving.kv_unified"]) == (4, True)
+
+
+def test_slots_that_are_counted_have_a_cache_each_and_a_command_line_has_one() -> None:
+    found = said("llama-server -m a/gemma-3-27b-it-Q4_K_M.gguf -np 4")
+    assert (found["serving.max_sequences"], found.get("serving.kv_unified")) == (4, None)
+    found = said("llama-cli -m a/gemma-3-27b-it-Q4_K_M.gguf")
+    assert (found["serving.max_sequences"], found.get("serving.kv_unified")) == (1, None)
+
+
+def test_whole_windows_are_read() -> None:
+    line = "llama-server -m a/gemma-3-27b-it-Q4_K_M.gguf"
+    assert said(f"{line} --swa-full") == {**said(line), "serving.swa_full": True}
+    assert said(f"{line} --no-swa-full") == said(line)
 
 
 def test_matrices_that_are_cut_leave_the_answer_open(tmp_path: Path) -> None:
