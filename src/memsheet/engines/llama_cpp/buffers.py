@@ -107,6 +107,16 @@ def layer_placement(layers: int, plan: Plan, facts: Facts) -> LayerDevices:
     return LayerDevices(layers=tuple(map(device, range(layers))), output=device(layers), host=devices)
 
 
+@formula(
+    cites=LLAMA_CPP,
+    at="llama-kv-cache.cpp, llama-memory-recurrent.cpp: a layer's device, or the host without offload",
+    counts="int",
+)
+def cache_devices(where: LayerDevices, plan: Plan) -> tuple[int, ...]:
+    """Device of every layer's cache and states (-nkvo: the host)."""
+    return (where.host,) * len(where.layers) if llama_cpp_options(plan).host_cache else where.layers
+
+
 # ---- the three buffers -------------------------------------------------------------------------------------
 
 
@@ -236,8 +246,8 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
         )
     return Buffers(
         weights=weights,
-        caches=_pairs_by_device(caches, where),
-        states=_pairs_by_device(states, where),
+        caches=_pairs_by_device(caches, cache_devices(where, plan), where.host),
+        states=_pairs_by_device(states, cache_devices(where, plan), where.host),
         compute=compute,
         cells=facts.streams(plan) * cells_of(plan, facts),
     )
@@ -265,10 +275,10 @@ def _written_out_delta_nets(blocks: list[Block], plan: Plan, where: LayerDevices
 Pairs = list[tuple[Count, Count]]
 
 
-def _pairs_by_device(of_layers: Pairs, where: LayerDevices) -> tuple[tuple[int, int], ...]:
+def _pairs_by_device(of_layers: Pairs, devices: tuple[int, ...], host: int) -> tuple[tuple[int, int], ...]:
     """Sums of both numbers of layers on every device, the host's last."""
-    found = [(0, 0)] * (where.host + 1)
-    for device, (one, other) in zip(where.layers, of_layers, strict=True):
+    found = [(0, 0)] * (host + 1)
+    for device, (one, other) in zip(devices, of_layers, strict=True):
         found[device] = (found[device][0] + int(one), found[device][1] + int(other))
     return tuple(found)
 
@@ -352,6 +362,7 @@ def _compute_buffer_bytes(
         half_mask=facts.recent,
         kv_bytes=tuple(caches),
         host_experts=experts,
+        host_cache=own.host_cache,
         outputs=min(ubatch, given_or(plan.serving.max_sequences, 1)) if facts.sparing else None,
         mla_mode=own.mla_mode,
         attn_max_batch=own.attn_max_batch,

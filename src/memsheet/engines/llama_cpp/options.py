@@ -14,9 +14,9 @@ class LlamaCppOptions(EngineOptions):
     where they have another than values; ``host_experts``: layers whose routed experts lie on the host
     (--n-cpu-moe); ``tensor_split``: shares of layers by device (-ts), empty for even ones; ``split_mode``:
     "none" where ``main_gpu`` has all; ``kv_unified``: sequences share one cache (-kvu);
-    ``swa_full``: windowed layers keep every token (--swa-full); ``host_cache``: keys and values lie on the host
-    (-nkvo). Of the fork: ``mla_mode``, how latent attention is computed (-mla), and
-    ``attn_max_batch``, MiB of keys and values that it unpacks at once (-amb), 0 for no limit.
+    ``swa_full``: windowed layers keep every token (--swa-full); ``host_cache``: the cache lies on the host
+    (-nkvo). Of the fork: ``mla_mode``, how latent attention is computed (-mla), and ``attn_max_batch``,
+    MiB of keys and values that it unpacks at once (-amb), 0 for no limit.
     """
 
     gpu_layers: int | None = None

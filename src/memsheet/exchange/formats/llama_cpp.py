@@ -207,7 +207,7 @@ def _llama_plan_problems(asked: Values) -> Iterator[Problem]:
 def _compose_llama_command(values: Values, _: Values) -> str:
     """Shell text around one command: every value is quoted."""
     flags = [
-        at if value is True else f"{at} {shlex.quote(str(value))}"
+        at if value is True else f"--no-{at[2:]}" if value is False else f"{at} {shlex.quote(str(value))}"
         for at, value in values.items()
         if at.startswith("--")
     ]
@@ -220,6 +220,10 @@ KEYS = (
     Key(at="--model", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source=TABLE),
     Key(at="--ctx-size", says="serving.max_model_len", back=_read_context_size, source=TABLE),
     Key(at="--parallel", says="serving.max_sequences", out=lambda a: a.get("serving.max_sequences") or 1, back=_read_slots, usual=AUTO_SLOTS, source=SERVER),
+    Key(
+        at="--kv-offload", out=lambda a: False if a.get("serving.host_cache") else None,
+        back=lambda v, _: {"serving.host_cache": True} if v is False else {}, source=TABLE,
+    ),
     Key(at="--swa-full", out=lambda a: a.get("serving.swa_full") or None, back=lambda v, _: {"serving.swa_full": True} if v is True else {}, source=TABLE),
     Key(
         at="--kv-unified", out=lambda a: a.get("serving.kv_unified") or None, back=lambda v, _: {"serving.kv_unified": True} if v is True else {},
@@ -272,7 +276,7 @@ cpu-mask-batch-draft cpu-strict-batch-draft prio-batch-draft poll-batch-draft sp
 _REMOVED = "draft-max draft-min spec-ngram-size-n spec-ngram-size-m spec-ngram-min-hits"
 """Flags at which this release's parser stops ("the argument has been removed")."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "kv-offload": (True,), "device": (),
+    "device": (),
     "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "lora": (), "lora-scaled": (), "control-vector": (),
     "control-vector-scaled": (), "control-vector-layer-range": (), "mmproj": (False,), "mmproj-url": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),

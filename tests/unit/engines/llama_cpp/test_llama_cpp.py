@@ -642,9 +642,24 @@ CELL = 2 * 256 * 2
     ],
 )  # fmt: skip
 def test_windows_are_of_each_sequence_beside_one_batch_of_a_cache(options, cells):
-    """Sequences that share a cache share its batch: n_swa * n_seq_max + n_ubatch (llama-kv-cache-iswa.cpp)."""
+    """Sequences of one cache share a batch: n_swa * n_seq_max + n_ubatch (llama-kv-cache-iswa.cpp)."""
     answer = served(GEMMA, **{"max_model_len": 16384, "sequences": 4, "max_batched_tokens": 512, **options})
     assert held(answer, Component.KV_CACHE) == (5 * cells + 16384) * CELL
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"gpus": "2xRTX4090"}, {"attention": "eager"}, {"gpu_layers": 3}, {"kv_dtype": "gguf:Q8_0"}]
+)
+def test_a_cache_on_the_host_is_on_no_device(more):
+    asked = {"gpus": "1xRTX4090", "sequences": 2, **more}
+    there, host = served(GEMMA, **asked), served(GEMMA, host_cache=True, **asked)
+    assert all(held(host, Component.KV_CACHE, stage) == 0 for stage in range(len(host.sheets)))
+    assert all(
+        held(host, Component.PARAMETERS, stage) == held(there, Component.PARAMETERS, stage)
+        for stage in range(len(host.sheets))
+    )
+    moved = sum(held(there, Component.KV_CACHE, stage) for stage in range(len(there.sheets)))
+    assert host.sheets[0].host_bytes >= moved  # and what computes with it there
 
 
 def test_states_are_of_every_sequence_whoever_shares_the_cache():

@@ -85,6 +85,13 @@ def test_whole_windows_are_read() -> None:
     assert said(f"{line} --no-swa-full") == said(line)
 
 
+@pytest.mark.parametrize("flag", ["-nkvo", "--no-kv-offload"])
+def test_a_cache_on_the_host_is_read(flag: str) -> None:
+    line = "llama-server -m a/gemma-3-27b-it-Q4_K_M.gguf"
+    assert said(f"{line} {flag}") == {**said(line), "serving.host_cache": True}
+    assert said(f"{line} --kv-offload") == said(line)
+
+
 def test_matrices_that_are_cut_leave_the_answer_open(tmp_path: Path) -> None:
     by_rows, dealt = tmp_path / "rows.sh", tmp_path / "layers.sh"
     command = "llama-server -m a/Qwen3-8B-Q4_K_M.gguf -c 4096 -ngl 99 -fit off -sm {} -ts 3,1\n"
@@ -150,7 +157,7 @@ def test_what_fits_whole_is_sure(tmp_path: Path) -> None:
     "options",
     [
         {}, {"max_model_len": 16384, "sequences": 4}, {"gpu_layers": 12}, {"host_experts": 4}, {"kv_dtype": "gguf:Q8_0", "k_dtype": "gguf:Q8_0"},
-        {"attention": "eager"}, {"max_batched_tokens": 1024, "max_model_len": 2048},
+        {"attention": "eager"}, {"kv_unified": True, "sequences": 4}, {"host_cache": True}, {"swa_full": True}, {"max_batched_tokens": 1024, "max_model_len": 2048},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["llama.cpp", "ollama"])
@@ -160,7 +167,15 @@ def test_what_is_written_reads_back(name: str, options: dict[str, Any]) -> None:
     document = plan_document(answer.plan, model="unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M", cluster=None)
     asked = written_request(document, gpus=1, nodes=1, accumulation=1)
     form = find_format(name)
-    if name == "ollama" and options.keys() & {"sequences", "host_experts", "kv_dtype", "attention"}:
+    if name == "ollama" and options.keys() & {
+        "sequences",
+        "host_experts",
+        "host_cache",
+        "swa_full",
+        "kv_unified",
+        "kv_dtype",
+        "attention",
+    }:
         with pytest.raises(InputError, match=r"Ollama"):
             write_format_files(form, asked)
         return
