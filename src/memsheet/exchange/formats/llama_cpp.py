@@ -12,7 +12,14 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values, is_key
-from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_file_types, gguf_model_name, plan_file_name
+from memsheet.exchange.shared.gguf_names import (
+    CACHE,
+    OF_THE_FILE,
+    cache_dtype_of,
+    gguf_file_types,
+    gguf_model_name,
+    plan_file_name,
+)
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.tensor_rules import LAYERS, host_expert_layers
 from memsheet.patterns import late_pattern
@@ -40,8 +47,6 @@ OF_DRAFT = DRAFT | {
     )
 }  # fmt: skip
 """A second model that drafts, and where it lies: weights, a cache and a compute buffer of its own."""
-CACHE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
-"""Types of the cache by the names of plans; blocks are a GGUF file's (``gguf:Q8_0``)."""
 _NAMED_ALIKE = (
     "model", "model-url", "docker-repo", "hf-repo", "hf-file", "ctx-size", "swa-full", "flash-attn", "kv-offload", "no-host", "cache-type-k", "cache-type-v",
     "rpc", "lazy-mode", "device", "override-tensor", "cpu-moe", "n-cpu-moe", "moe-cache-mib", "n-cpu-ffn", "n-gpu-layers", "split-mode", "tensor-split",
@@ -183,7 +188,7 @@ def _read_main_gpu(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_cache_type(key: str) -> Any:
-    return lambda value, _: {key: CACHE.get(str(value).lower(), f"gguf:{str(value).upper()}")}
+    return lambda value, _: {key: cache_dtype_of(value)}
 
 
 def _cache_type_word(dtype: Any) -> str | None:

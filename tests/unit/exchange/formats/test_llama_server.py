@@ -385,8 +385,35 @@ def test_a_command_of_ollama_names_its_model_and_what_the_server_takes(tmp_path:
     assert (plan.engine, plan.serving.max_model_len) == ("llama.cpp", 8192)
     assert plan.quantization is not None
     assert plan.quantization.weights.name == "gguf:Q4_K_M"
-    (tmp_path / "run.sh").write_text("OLLAMA_NUM_PARALLEL=8 ollama run llama3.1:8b\n")
-    assert "OLLAMA_NUM_PARALLEL" in memsheet.check(tmp_path / "run.sh", gpus="1xRTX3090").doubt
+    (tmp_path / "run.sh").write_text("OLLAMA_GPU_OVERHEAD=8 ollama run llama3.1:8b\n")
+    assert "OLLAMA_GPU_OVERHEAD" in memsheet.check(tmp_path / "run.sh", gpus="1xRTX3090").doubt
+
+
+@pytest.mark.parametrize(
+    ("model", "variables", "serving"),
+    [
+        ("qwen3:32b", "OLLAMA_NUM_PARALLEL=4 OLLAMA_CONTEXT_LENGTH=65536 OLLAMA_KV_CACHE_TYPE=q8_0", (4, 4 * 65536, "gguf:Q8_0")),
+        ("qwen3:32b", "OLLAMA_NUM_PARALLEL=2", (2, 2 * 32768, "fp16")), ("qwen3:32b", "OLLAMA_NUM_PARALLEL=0", (1, 32768, "fp16")),
+        ("qwen3-next:80b", "OLLAMA_NUM_PARALLEL=4 OLLAMA_CONTEXT_LENGTH=8192", (1, 8192, "fp16")),
+    ],
+)  # fmt: skip
+def test_every_request_of_ollama_has_the_context(
+    tmp_path: Path, model: str, variables: str, serving: tuple[Any, ...]
+) -> None:
+    (tmp_path / "run.sh").write_text(f"{variables} ollama run {model}\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="1xRTX5090")
+    assert found.answer is not None, found.why_not
+    plan = found.answer.plan
+    held = plan.cache.kv_dtype
+    assert held is not None
+    assert (plan.serving.max_sequences, plan.serving.max_model_len, held.name) == serving
+
+
+def test_scores_are_written_out_where_ollama_has_no_flash_attention(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("OLLAMA_FLASH_ATTENTION=0 ollama run qwen3:8b\n")
+    answer = memsheet.check(tmp_path / "run.sh", gpus="1xRTX5090").answer
+    assert answer is not None
+    assert answer.plan.attention.value == "eager"
 
 
 @pytest.mark.parametrize(
