@@ -45,7 +45,7 @@ NAMES = [
 
 PLAN_FLAGS = [
     "--attention", "--attn-dp", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-dense", "--dp-lm-head", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
-    "--end-stages", "--engine-version", "--ep", "--etp", "--expert-dispatch", "--expandable-segments", "--global-batch", "--gradient-sync", "--gpu-layers", "--host-experts", "--tensor-split", "--split-mode", "--main-gpu", "--mla-mode", "--attn-max-batch", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
+    "--end-stages", "--engine-version", "--ep", "--etp", "--expert-dispatch", "--expandable-segments", "--global-batch", "--gradient-sync", "--gpu-layers", "--host-experts", "--tensor-split", "--split-mode", "--main-gpu", "--kv-unified", "--swa-full", "--host-cache", "--no-kv-unified", "--no-swa-full", "--no-host-cache", "--mla-mode", "--attn-max-batch", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
     "--lora-dtype", "--lora-targets", "--loss", "--max-batched-tokens", "--max-cpu-loras", "--max-loras", "--fully-sharded-loras", "--no-fully-sharded-loras", "--max-model-len", "--memory-fraction", "--microbatch", "--moe-balanced", "--moe-capacity-factor", "--moe-dispatch", "--moe-pad-to-capacity", "--no-compile",
     "--no-cuda-graphs", "--no-dp-dense", "--no-dp-lm-head", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",

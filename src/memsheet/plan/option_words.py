@@ -98,6 +98,9 @@ HELP: dict[str, tuple[str, str, str]] = {
         "Whether layers are dealt to devices, or one has all: layer or none (llama.cpp).",
     ),
     "main_gpu": (SERVING, "N", "With --split-mode none, the device that has all (llama.cpp)."),
+    "kv_unified": (SERVING, "", "All sequences share one cache (llama.cpp)."),
+    "swa_full": (SERVING, "", "Layers with a window keep every token (llama.cpp)."),
+    "host_cache": (SERVING, "", "Keys and values lie on the host (llama.cpp's --no-kv-offload)."),
     "mla_mode": (SERVING, "N", "How latent attention is computed, 1 to 3 (ik_llama.cpp)."),
     "attn_max_batch": (
         SERVING,

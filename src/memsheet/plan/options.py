@@ -123,6 +123,9 @@ class InferOptions(TrainOptions, total=False):
     tensor_split: str | None
     split_mode: str | None
     main_gpu: int | None
+    kv_unified: bool | None
+    swa_full: bool | None
+    host_cache: bool | None
     mla_mode: int | None
     attn_max_batch: int | None
     dp_lm_head: bool | None

@@ -107,6 +107,7 @@ def words_of_more_cards(gpus: Any, answer: Answer | None) -> str:
     return f"the models of the job take {count} cards, and --gpus names {named}: the sheet is on {count}"
 
 
+SLOTS = "serving.max_sequences"
 SEVERAL_MACHINES = late_pattern(
     r"(?:#SBATCH\s+-N|--nodes|--?nnodes|\bn_?nodes|\bnum_nodes)[\"']?\s*[ =:]\s*[\"']?(?:[2-9]\b|[1-9]\d|\$)"
     r"|\bray (?:start|job)|\bRay(?:Cluster|Service|Job)\b|\bLeaderWorkerSet\b|\bMPIJob\b"
@@ -117,8 +118,10 @@ SEVERAL_MACHINES = late_pattern(
 
 
 def as_cards_decide(found: FileReading, gpus: Any, name: str | ModelSpec | None) -> FileReading:
-    """A file with what its program takes by the memory of the named cards, no longer than the model: nothing
-    is open of it where the least that they have and the most come to the same.
+    """A file with what its program takes by the memory of the named cards, each of its slots no longer than
+    the model (ollama/ollama fb307609 llm/server.go:111-116): nothing is open of it where the least that they
+    have and the most come to the same. A length that the file says stays: which one a library's file was made
+    for its name does not tell.
     """
     if found.form.by_cards is None or not gpus:
         return found
@@ -131,8 +134,9 @@ def as_cards_decide(found: FileReading, gpus: Any, name: str | ModelSpec | None)
     if taken == found.form.by_cards(found.values, (count or 1) * card.framework_low_bytes):
         found = _without_open_keys(found, taken)
     longest = derived_max_length(model_of(name))
+    slots = found.request.get(SLOTS)
     if longest and taken.get(LENGTH):
-        taken[LENGTH] = min(longest, taken[LENGTH])
+        taken[LENGTH] = min(longest * (slots if isinstance(slots, int) else 1), taken[LENGTH])
     return replace(found, request={**taken, **found.request})
 
 

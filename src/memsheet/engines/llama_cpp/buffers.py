@@ -51,10 +51,9 @@ class Facts:
     sparing: bool  # logits have room for one position a sequence
 
     def streams(self, plan: Plan) -> Count:
-        """Parts of the cache that sequences do not share: one each where their number is given (-np without
-        --kv-unified).
-        """
-        return given_or(plan.serving.max_sequences, 1) if self.recent else 1
+        """Parts of the cache that sequences do not share: one each (-np), or one for all (--kv-unified)."""
+        shared = not self.recent or llama_cpp_options(plan).kv_unified
+        return 1 if shared else given_or(plan.serving.max_sequences, 1)
 
     @staticmethod
     def of(plan: Plan) -> Facts:
@@ -108,6 +107,16 @@ def layer_placement(layers: int, plan: Plan, facts: Facts) -> LayerDevices:
     return LayerDevices(layers=tuple(map(device, range(layers))), output=device(layers), host=devices)
 
 
+@formula(
+    cites=LLAMA_CPP,
+    at="llama-kv-cache.cpp, llama-memory-recurrent.cpp: a layer's device, or the host without offload",
+    counts="int",
+)
+def cache_devices(where: LayerDevices, plan: Plan) -> tuple[int, ...]:
+    """Device of every layer's cache and states (-nkvo: the host)."""
+    return (where.host,) * len(where.layers) if llama_cpp_options(plan).host_cache else where.layers
+
+
 # ---- the three buffers -------------------------------------------------------------------------------------
 
 
@@ -158,10 +167,10 @@ def cells_of(plan: Plan, facts: Facts) -> Count:
     ),
 )
 def window_cells(plan: Plan, facts: Facts, window: Count, ubatch: Count) -> Count:
-    """Cells of a windowed layer. The fork kept whole contexts then."""
+    """Cells of a windowed layer; those of any other with --swa-full. The fork kept whole contexts then."""
     cells, sharing = cells_of(plan, facts), given_or(plan.serving.max_sequences, 1) // facts.streams(plan)
     needed = round_up(minimum(cells, window * sharing + ubatch), CELLS)
-    return cells if facts.fork else minimum(cells, needed)
+    return cells if facts.fork or llama_cpp_options(plan).swa_full else minimum(cells, needed)
 
 
 @formula(
@@ -237,8 +246,8 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
         )
     return Buffers(
         weights=weights,
-        caches=_pairs_by_device(caches, where),
-        states=_pairs_by_device(states, where),
+        caches=_pairs_by_device(caches, cache_devices(where, plan), where.host),
+        states=_pairs_by_device(states, cache_devices(where, plan), where.host),
         compute=compute,
         cells=facts.streams(plan) * cells_of(plan, facts),
     )
@@ -266,10 +275,10 @@ def _written_out_delta_nets(blocks: list[Block], plan: Plan, where: LayerDevices
 Pairs = list[tuple[Count, Count]]
 
 
-def _pairs_by_device(of_layers: Pairs, where: LayerDevices) -> tuple[tuple[int, int], ...]:
+def _pairs_by_device(of_layers: Pairs, devices: tuple[int, ...], host: int) -> tuple[tuple[int, int], ...]:
     """Sums of both numbers of layers on every device, the host's last."""
-    found = [(0, 0)] * (where.host + 1)
-    for device, (one, other) in zip(where.layers, of_layers, strict=True):
+    found = [(0, 0)] * (host + 1)
+    for device, (one, other) in zip(devices, of_layers, strict=True):
         found[device] = (found[device][0] + int(one), found[device][1] + int(other))
     return tuple(found)
 
@@ -353,7 +362,8 @@ def _compute_buffer_bytes(
         half_mask=facts.recent,
         kv_bytes=tuple(caches),
         host_experts=experts,
-        outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None,
+        host_cache=own.host_cache,
+        outputs=min(ubatch, given_or(plan.serving.max_sequences, 1)) if facts.sparing else None,
         mla_mode=own.mla_mode,
         attn_max_batch=own.attn_max_batch,
         quantized_cache=_key_type(plan).block > 1,

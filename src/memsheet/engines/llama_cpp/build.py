@@ -28,6 +28,7 @@ class Reserved:
     kv_bytes: tuple[tuple[int, int], ...] = ()  # of each layer's keys and values, which may have to be copied
     outputs: int | None = None  # positions that give logits; None is all
     host_experts: frozenset[int] = frozenset()  # layers whose routed experts lie on the host
+    host_cache: bool = False  # keys and values lie on the host (-nkvo)
     experts_stay: bool = False  # and are computed with there, however long the batch
     mla_mode: int = 0  # the fork's way of latent attention
     attn_max_batch: int = 0  # MiB of what it may unpack at once; 0 is no limit
@@ -57,7 +58,7 @@ class GraphBuilder:
 
     def cache_tensor(self, nbytes: int = 0) -> Tensor:
         """A cache, which no one takes for a weight."""
-        return Tensor(nbytes=nbytes, held=self.device)
+        return Tensor(nbytes=nbytes, held=self.how.host if self.how.host_cache else self.device)
 
     def input_tensor(self, *shape: int, of: str = "f32") -> Tensor:
         return Tensor(nbytes=_ggml_tensor_bytes(shape, of), layout=(of, *shape), given=True)

@@ -83,6 +83,9 @@ def _own_options(gaps: RequestResolver) -> LlamaCppOptions:
         tensor_split=split,
         split_mode=mode,
         main_gpu=main,
+        kv_unified=gaps.get("serving.kv_unified", False, silent=True),
+        swa_full=gaps.get("serving.swa_full", False, silent=True),
+        host_cache=gaps.get("serving.host_cache", False, silent=True),
         mla_mode=gaps.get("serving.mla_mode", 0, silent=True),
         attn_max_batch=gaps.get("serving.attn_max_batch", 0, silent=True),
     )

@@ -12,6 +12,7 @@ from memsheet.engines.llama_cpp.buffers import (
     Facts,
     blocks_of,
     buffers_of,
+    cache_devices,
     cache_of,
     layer_placement,
     ubatch_of,
@@ -79,7 +80,7 @@ def draft_caches(drafting: Drafting, *, states: bool = True) -> list[int]:
     plan, facts, blocks = drafting.plan, Facts.of(drafting.plan), blocks_of(drafting.model)
     where = layer_placement(len(blocks), plan, facts)
     found = [0] * (where.host + 1)
-    for (block, device), times in Counter(zip(blocks, where.layers, strict=True)).items():
+    for (block, device), times in Counter(zip(blocks, cache_devices(where, plan), strict=True)).items():
         of_layer = sum(cache_of(block, plan, facts, ubatch_of(plan)))
         of_layer += sum(state_bytes(block, plan)) if states else 0
         found[device] += drafting.contexts * times * of_layer

@@ -81,5 +81,6 @@ def build_cached_attention(
         soft = b.make("soft_max", [scores, mask], cells, n, heads)
         summed = b.make("mul_mat_cells", [values, soft], d, n, heads)
         made = b.make("cont", [b.view(summed, "permuted", d, heads, n)], d * heads, n)
+        made.device = b.how.host if b.how.host_cache else made.device  # pinned, where it is not fused
     b.graph.expand(made)
     return made

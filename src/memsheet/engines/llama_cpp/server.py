@@ -19,6 +19,7 @@ from memsheet.engines.llama_cpp.buffers import (
     LayerDevices,
     blocks_of,
     buffers_of,
+    cache_devices,
     cache_of,
     layer_placement,
     ubatch_of,
@@ -169,7 +170,8 @@ def facts(
     where = layer_placement(len(blocks_of(spec)), plan, Facts.of(plan))
     rows = [_per_token(block, plan, Facts.of(plan)) for block in blocks_of(spec)]
     per_device = [
-        sum(row for row, at in zip(rows, where.layers, strict=True) if at == d) for d in range(devices)
+        sum(row for row, at in zip(rows, cache_devices(where, plan), strict=True) if at == d)
+        for d in range(devices)
     ]
     drafting = drafting_of(spec, plan)
     beside = draft_per_token(drafting) if drafting else [0] * devices
@@ -243,7 +245,7 @@ def _llama_sequences_that_fit(
     what is unpacked of it. ``windows``: kept whatever their number.
     """
     facts, blocks, ubatch = Facts.of(plan), blocks_of(spec), ubatch_of(plan)
-    kinds = Counter((block, device) for block, device in zip(blocks, where.layers, strict=True))
+    kinds = Counter(zip(blocks, cache_devices(where, plan), strict=True))
     latents = [m for block in blocks for m in block.mixers if isinstance(m, LatentAttention)]
     own = llama_cpp_options(plan)
     unpacked = max((cell_bytes(m, own.mla_mode, ubatch, own.attn_max_batch) for m in latents), default=0)

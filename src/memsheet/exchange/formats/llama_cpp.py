@@ -12,14 +12,28 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values, is_key
-from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_file_types, gguf_model_name, plan_file_name
+from memsheet.exchange.shared.gguf_names import (
+    CACHE,
+    OF_THE_FILE,
+    cache_dtype_of,
+    gguf_file_types,
+    gguf_model_name,
+    plan_file_name,
+)
 from memsheet.exchange.shared.serve_command import Command
 from memsheet.exchange.shared.tensor_rules import LAYERS, host_expert_layers
+from memsheet.patterns import late_pattern
 
 VERSION = "llama.cpp 00dc8057"
 TABLE = "tools/server/README.md, Common params"
 SERVER = "tools/server/README.md, Server-specific params"
 EVERY_LAYER = 10_000
+AUTO_SLOTS, SLOTS = "auto, 4 slots that share one cache", 4
+"""What llama-server takes without --parallel (ggml-org/llama.cpp 00dd0816 tools/server/server.cpp: n_parallel
+below 0 is 4 with kv_unified, whatever --no-kv-unified says; the default since pull request 16736 of November
+2025). llama-cli has one (``ONE_SLOT``).
+"""
+ONE_SLOT = late_pattern(r"(?:^|[\s/])llama-cli(?:\s|$)")
 PROJECTOR = "--mmproj-auto"
 """On unless it is off: with a repository's model comes its projector, onto the GPU (common/arg.cpp)."""
 UNSET_VALUES = {"--ctx-size": (None, 0), "--n-gpu-layers": (None, "auto", -1)}
@@ -33,8 +47,6 @@ OF_DRAFT = DRAFT | {
     )
 }  # fmt: skip
 """A second model that drafts, and where it lies: weights, a cache and a compute buffer of its own."""
-CACHE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
-"""Types of the cache by the names of plans; blocks are a GGUF file's (``gguf:Q8_0``)."""
 _NAMED_ALIKE = (
     "model", "model-url", "docker-repo", "hf-repo", "hf-file", "ctx-size", "swa-full", "flash-attn", "kv-offload", "no-host", "cache-type-k", "cache-type-v",
     "rpc", "lazy-mode", "device", "override-tensor", "cpu-moe", "n-cpu-moe", "moe-cache-mib", "n-cpu-ffn", "n-gpu-layers", "split-mode", "tensor-split",
@@ -97,6 +109,8 @@ def _parse_llama_command(text: str) -> Mapping[str, Any]:
     )
     if "--model" not in found:
         return found
+    if ONE_SLOT.search(text) and "llama-server" not in text:
+        found.setdefault("--parallel", 1)
     repository, file = found.pop("--hf-repo", None), found.pop("--hf-file", None)
     if found["--model"] is None and isinstance(repository, str):
         types = gguf_file_types(str(file or ""))
@@ -141,6 +155,16 @@ def _lowered_to_fit(values: Values) -> Iterable[Moved]:
         yield Moved(at="--fit", why=why, low_bytes=-EVERYTHING, high_bytes=0)
 
 
+def _read_slots(value: Any, _: Values) -> Mapping[str, Any]:
+    """Slots, each with a cache of its own; the server's own number of them shares one."""
+    auto = value == AUTO_SLOTS or (isinstance(value, int) and value < 0)
+    return (
+        {"serving.max_sequences": SLOTS, "serving.kv_unified": True}
+        if auto
+        else {"serving.max_sequences": value}
+    )
+
+
 def _read_layer_count(value: Any, _: Values) -> Mapping[str, Any]:
     """A number of layers; all, auto and less than none are what fits, which is all where they do."""
     return {"serving.gpu_layers": value} if isinstance(value, int) and value >= 0 else {}
@@ -164,7 +188,7 @@ def _read_main_gpu(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _read_cache_type(key: str) -> Any:
-    return lambda value, _: {key: CACHE.get(str(value).lower(), f"gguf:{str(value).upper()}")}
+    return lambda value, _: {key: cache_dtype_of(value)}
 
 
 def _cache_type_word(dtype: Any) -> str | None:
@@ -188,7 +212,7 @@ def _llama_plan_problems(asked: Values) -> Iterator[Problem]:
 def _compose_llama_command(values: Values, _: Values) -> str:
     """Shell text around one command: every value is quoted."""
     flags = [
-        at if value is True else f"{at} {shlex.quote(str(value))}"
+        at if value is True else f"--no-{at[2:]}" if value is False else f"{at} {shlex.quote(str(value))}"
         for at, value in values.items()
         if at.startswith("--")
     ]
@@ -200,7 +224,16 @@ KEYS = (
     *serving.PLACES,
     Key(at="--model", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source=TABLE),
     Key(at="--ctx-size", says="serving.max_model_len", back=_read_context_size, source=TABLE),
-    Key(at="--parallel", says="serving.max_sequences", decides=(-1,), source=SERVER),
+    Key(at="--parallel", says="serving.max_sequences", out=lambda a: a.get("serving.max_sequences") or 1, back=_read_slots, usual=AUTO_SLOTS, source=SERVER),
+    Key(
+        at="--kv-offload", out=lambda a: False if a.get("serving.host_cache") else None,
+        back=lambda v, _: {"serving.host_cache": True} if v is False else {}, source=TABLE,
+    ),
+    Key(at="--swa-full", out=lambda a: a.get("serving.swa_full") or None, back=lambda v, _: {"serving.swa_full": True} if v is True else {}, source=TABLE),
+    Key(
+        at="--kv-unified", out=lambda a: a.get("serving.kv_unified") or None, back=lambda v, _: {"serving.kv_unified": True} if v is True else {},
+        source=SERVER,
+    ),
     Key(at="--ubatch-size", says="serving.max_batched_tokens", source=TABLE),
     Key(at="--batch-size", says="serving.logical_batch", source=TABLE),
     Key(at="--n-gpu-layers", says="serving.gpu_layers", back=_read_layer_count, source=TABLE),
@@ -248,8 +281,8 @@ cpu-mask-batch-draft cpu-strict-batch-draft prio-batch-draft poll-batch-draft sp
 _REMOVED = "draft-max draft-min spec-ngram-size-n spec-ngram-size-m spec-ngram-min-hits"
 """Flags at which this release's parser stops ("the argument has been removed")."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "kv-offload": (True,), "kv-unified": (True,), "device": (),
-    "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "swa-full": (False,), "lora": (), "lora-scaled": (), "control-vector": (),
+    "device": (),
+    "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "lora": (), "lora-scaled": (), "control-vector": (),
     "control-vector-scaled": (), "control-vector-layer-range": (), "mmproj": (False,), "mmproj-url": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),
     "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,), "mmproj-device": (),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
-from memsheet.exchange.shared.gguf_names import OF_THE_FILE, gguf_model_name, plan_file_name
+from memsheet.exchange.shared.gguf_names import OF_THE_FILE, cache_dtype_of, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import BESIDE, parse_human_number
 from memsheet.exchange.shared.serve_script import script_lines, split_line_commands
 from memsheet.patterns import late_pattern
@@ -17,6 +17,7 @@ from memsheet.units import GIB, format_bytes
 
 VERSION = "Ollama fb307609"
 RUNNER, CONTEXT = "api/types.go:586-595, Runner", "docs/context-length.mdx"
+SERVER = "envconfig/config.go:215-275"
 LENGTH = "num_ctx"
 NO_LENGTH = "not said: 4,096 where all cards have less than 24 GiB, 32,768 below 48, 262,144 above"
 LENGTHS = ((47 * GIB, 262_144), (23 * GIB, 32_768), (0, 4_096))
@@ -55,10 +56,19 @@ def _parse_modelfile(text: str) -> Mapping[str, Any]:
 
 RUN, LENGTH_VARIABLE = ("ollama", "run"), "OLLAMA_CONTEXT_LENGTH"
 _VARIABLES: dict[str, tuple[Any, ...]] = {
-    "OLLAMA_NUM_PARALLEL": (1,), "OLLAMA_KV_CACHE_TYPE": ("f16",), "OLLAMA_FLASH_ATTENTION": (1,), "OLLAMA_GPU_OVERHEAD": (0,),
-    "OLLAMA_NEW_ENGINE": (), "OLLAMA_LLM_LIBRARY": (),
+    "OLLAMA_GPU_OVERHEAD": (0,), "OLLAMA_NEW_ENGINE": (), "OLLAMA_LLM_LIBRARY": (),
 }  # fmt: skip
-"""Of the server's environment, what changes bytes, with the values of the sheet (envconfig/config.go)."""
+"""Of the server's environment, what changes bytes and is not accounted, with the values of the sheet
+(envconfig/config.go).
+"""
+PARALLEL, CACHE_TYPE, FLASH = "OLLAMA_NUM_PARALLEL", "OLLAMA_KV_CACHE_TYPE", "OLLAMA_FLASH_ATTENTION"
+_COUNTED = (PARALLEL, CACHE_TYPE, FLASH)
+_ONE_AT_A_TIME = (
+    "llama3.2-vision", "qwen3-vl", "qwen3vl", "qwen3.5", "qwen35", "qwen3-next", "qwen3next", "lfm2", "nemotron-h", "nemotron_h",
+)  # fmt: skip
+"""In the names of models that one request at a time is served of, whatever the environment says
+(server/sched.go:505-510, by families).
+"""
 
 
 def _parse_run_command(text: str) -> Mapping[str, Any]:
@@ -69,7 +79,7 @@ def _parse_run_command(text: str) -> Mapping[str, Any]:
     for words in (part for line in script_lines(text) for part in split_line_commands(line)):
         for word in words:
             name, _, value = word.partition("=")
-            if value and name in (LENGTH_VARIABLE, *_VARIABLES):
+            if value and name in (LENGTH_VARIABLE, *_COUNTED, *_VARIABLES):
                 said[LENGTH if name == LENGTH_VARIABLE else name] = parse_human_number(value)
         at = next((n for n in range(len(words)) if tuple(words[n : n + 2]) == RUN), None)
         model = next((word for word in words[(at or 0) + 2 :] if not word.startswith("-")), None)
@@ -106,7 +116,24 @@ def _length_by_cards(values: Values, total_bytes: int) -> Mapping[str, Any]:
     """The context that the server takes by the memory of all cards, where nobody says one."""
     if values.get(LENGTH) != NO_LENGTH:
         return {}
-    return {"serving.max_model_len": next(tokens for least, tokens in LENGTHS if total_bytes >= least)}
+    tokens = next(tokens for least, tokens in LENGTHS if total_bytes >= least)
+    return {"serving.max_model_len": tokens * _requests_at_once(values)}
+
+
+def _requests_at_once(values: Values) -> int:
+    """Slots of the runner, each of which has the context (llm/llama_server.go:375, -c num_ctx * -np)."""
+    name, said = str(values.get("FROM")).lower(), values.get(PARALLEL)
+    alone = any(family in name for family in _ONE_AT_A_TIME)
+    return said if isinstance(said, int) and said > 0 and not alone else 1
+
+
+def _read_context(value: Any, values: Values) -> Mapping[str, Any]:
+    """Cells of all slots."""
+    return {"serving.max_model_len": value * _requests_at_once(values) if isinstance(value, int) else value}
+
+
+def _read_flash_switch(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"attention": "eager"} if str(value).lower() in ("0", "false", "f") else {}
 
 
 def _compose_modelfile(values: Values, _: Values) -> str:
@@ -116,9 +143,12 @@ def _compose_modelfile(values: Values, _: Values) -> str:
 
 KEYS = (
     Key(at="FROM", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source="docs/modelfile.mdx, FROM"),
-    Key(at=LENGTH, says="serving.max_model_len", decides=(NO_LENGTH,), source=CONTEXT),
+    Key(at=LENGTH, says="serving.max_model_len", back=_read_context, decides=(NO_LENGTH,), source=CONTEXT),
     Key(at="num_batch", says="serving.max_batched_tokens", source=RUNNER),
     Key(at="num_gpu", says="serving.gpu_layers", back=lambda v, _: {"serving.gpu_layers": v} if v != -1 else {}, source=RUNNER),
+    Key(at=PARALLEL, out=lambda _: None, back=lambda _, values: {"serving.max_sequences": _requests_at_once(values)}, source=SERVER),
+    Key(at=CACHE_TYPE, out=lambda _: None, back=lambda v, _: {"serving.kv_dtype": cache_dtype_of(v)}, source=SERVER),
+    Key(at=FLASH, out=lambda _: None, back=_read_flash_switch, source=SERVER),
 )  # fmt: skip
 SERVER_DEFAULTS = {"serving.max_sequences": 1, "serving.kv_dtype": "fp16", "attention": "flash"}
 """Of the server's environment: OLLAMA_NUM_PARALLEL, OLLAMA_KV_CACHE_TYPE, OLLAMA_FLASH_ATTENTION

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.serve_command import SIXTEEN_OF
@@ -45,3 +46,12 @@ def plan_file_name(asked: Values) -> str | None:
     plain = name.rpartition("/")[2].partition(":")[0].partition("@")[0]
     types = stored.removeprefix("gguf:") or _WHOLE.get(str(asked.get("precision.parameters")), "F16")
     return f"{plain.removesuffix('-GGUF')}-{types}.gguf"
+
+
+CACHE = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+"""Types of llama.cpp's cache by the names of plans; blocks are a GGUF file's (``gguf:Q8_0``)."""
+
+
+def cache_dtype_of(word: Any) -> str:
+    """The plan's name of a type of the cache, of llama.cpp's word (common/arg.cpp, kv_cache_types)."""
+    return CACHE.get(str(word).lower(), f"gguf:{str(word).upper()}")

@@ -630,6 +630,51 @@ def test_a_window_that_llama_cpp_does_not_read_shortens_no_cache(family):
     assert windowed.sheets[0].peak.value == whole.sheets[0].peak.value
 
 
+CELL = 2 * 256 * 2
+"""Bytes of a layer's cell: keys and values of one head of 256 in fp16."""
+
+
+@pytest.mark.parametrize(
+    ("options", "cells"),
+    [
+        ({}, 4 * 1024), ({"kv_unified": True}, 4 * 512 + 512), ({"swa_full": True}, 4 * 4096),
+        ({"kv_unified": True, "swa_full": True}, 4 * 4096), ({"sequences": 1}, 1024), ({"sequences": 1, "kv_unified": True}, 1024),
+    ],
+)  # fmt: skip
+def test_windows_are_of_each_sequence_beside_one_batch_of_a_cache(options, cells):
+    """Sequences of one cache share a batch: n_swa * n_seq_max + n_ubatch (llama-kv-cache-iswa.cpp)."""
+    answer = served(GEMMA, **{"max_model_len": 16384, "sequences": 4, "max_batched_tokens": 512, **options})
+    assert held(answer, Component.KV_CACHE) == (5 * cells + 16384) * CELL
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"gpus": "2xRTX4090"}, {"attention": "eager"}, {"gpu_layers": 3}, {"kv_dtype": "gguf:Q8_0"}]
+)
+def test_a_cache_on_the_host_is_on_no_device(more):
+    asked = {"gpus": "1xRTX4090", "sequences": 2, **more}
+    there, host = served(GEMMA, **asked), served(GEMMA, host_cache=True, **asked)
+    assert all(held(host, Component.KV_CACHE, stage) == 0 for stage in range(len(host.sheets)))
+    assert all(
+        held(host, Component.PARAMETERS, stage) == held(there, Component.PARAMETERS, stage)
+        for stage in range(len(host.sheets))
+    )
+    moved = sum(held(there, Component.KV_CACHE, stage) for stage in range(len(there.sheets)))
+    assert host.sheets[0].host_bytes >= moved  # and what computes with it there
+
+
+def test_states_are_of_every_sequence_whoever_shares_the_cache():
+    one, four, shared = (
+        infer("qwen3-next-80b-a3b", engine="llama.cpp", quantize="gguf:Q4_K_M", max_model_len=4096, **options)
+        for options in ({}, {"sequences": 4}, {"sequences": 4, "kv_unified": True})
+    )
+    names = ("cache.r", "cache.s")
+    rows = [
+        sum(item.at[Instant.DECODE].value for item in answer.sheets[0].items if item.path in names)
+        for answer in (one, four, shared)
+    ]
+    assert rows == [rows[0], 4 * rows[0], 4 * rows[0]]
+
+
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "cohere2", "olmo3", "gpt_oss", "exaone4"])
 def test_a_window_that_llama_cpp_reads_shortens_the_cache(family):
     held = [

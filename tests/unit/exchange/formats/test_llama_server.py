@@ -59,8 +59,37 @@ SPLITS = [
 
 @pytest.mark.parametrize(("flags", "asked"), SPLITS)
 def test_shares_of_devices_and_the_one_that_has_all(flags: str, asked: dict[str, Any]) -> None:
-    found = said(f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf {flags}")
-    assert {key: value for key, value in found.items() if key.startswith("serving.")} == asked
+    found = said(f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf -np 1 {flags}")
+    held = {key: value for key, value in found.items() if key.startswith("serving.")}
+    assert held == {"serving.max_sequences": 1, **asked}
+
+
+@pytest.mark.parametrize(
+    "slots", ["", "-np -1", "--parallel -1 --no-kv-unified", "-np 4 -kvu", "-np 4 --kv-unified"]
+)
+def test_slots_that_the_server_counts_are_four_of_one_cache(slots: str) -> None:
+    found = said(f"llama-server -m a/gemma-3-27b-it-Q4_K_M.gguf -c 8192 {slots}")
+    assert (found["serving.max_sequences"], found["serving.kv_unified"]) == (4, True)
+
+
+def test_slots_that_are_counted_have_a_cache_each_and_a_command_line_has_one() -> None:
+    found = said("llama-server -m a/gemma-3-27b-it-Q4_K_M.gguf -np 4")
+    assert (found["serving.max_sequences"], found.get("serving.kv_unified")) == (4, None)
+    found = said("llama-cli -m a/gemma-3-27b-it-Q4_K_M.gguf")
+    assert (found["serving.max_sequences"], found.get("serving.kv_unified")) == (1, None)
+
+
+def test_whole_windows_are_read() -> None:
+    line = "llama-server -m a/gemma-3-27b-it-Q4_K_M.gguf"
+    assert said(f"{line} --swa-full") == {**said(line), "serving.swa_full": True}
+    assert said(f"{line} --no-swa-full") == said(line)
+
+
+@pytest.mark.parametrize("flag", ["-nkvo", "--no-kv-offload"])
+def test_a_cache_on_the_host_is_read(flag: str) -> None:
+    line = "llama-server -m a/gemma-3-27b-it-Q4_K_M.gguf"
+    assert said(f"{line} {flag}") == {**said(line), "serving.host_cache": True}
+    assert said(f"{line} --kv-offload") == said(line)
 
 
 def test_matrices_that_are_cut_leave_the_answer_open(tmp_path: Path) -> None:
@@ -128,7 +157,7 @@ def test_what_fits_whole_is_sure(tmp_path: Path) -> None:
     "options",
     [
         {}, {"max_model_len": 16384, "sequences": 4}, {"gpu_layers": 12}, {"host_experts": 4}, {"kv_dtype": "gguf:Q8_0", "k_dtype": "gguf:Q8_0"},
-        {"attention": "eager"}, {"max_batched_tokens": 1024, "max_model_len": 2048},
+        {"attention": "eager"}, {"kv_unified": True, "sequences": 4}, {"host_cache": True}, {"swa_full": True}, {"max_batched_tokens": 1024, "max_model_len": 2048},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["llama.cpp", "ollama"])
@@ -138,7 +167,15 @@ def test_what_is_written_reads_back(name: str, options: dict[str, Any]) -> None:
     document = plan_document(answer.plan, model="unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M", cluster=None)
     asked = written_request(document, gpus=1, nodes=1, accumulation=1)
     form = find_format(name)
-    if name == "ollama" and options.keys() & {"sequences", "host_experts", "kv_dtype", "attention"}:
+    if name == "ollama" and options.keys() & {
+        "sequences",
+        "host_experts",
+        "host_cache",
+        "swa_full",
+        "kv_unified",
+        "kv_dtype",
+        "attention",
+    }:
         with pytest.raises(InputError, match=r"Ollama"):
             write_format_files(form, asked)
         return
@@ -348,8 +385,35 @@ def test_a_command_of_ollama_names_its_model_and_what_the_server_takes(tmp_path:
     assert (plan.engine, plan.serving.max_model_len) == ("llama.cpp", 8192)
     assert plan.quantization is not None
     assert plan.quantization.weights.name == "gguf:Q4_K_M"
-    (tmp_path / "run.sh").write_text("OLLAMA_NUM_PARALLEL=8 ollama run llama3.1:8b\n")
-    assert "OLLAMA_NUM_PARALLEL" in memsheet.check(tmp_path / "run.sh", gpus="1xRTX3090").doubt
+    (tmp_path / "run.sh").write_text("OLLAMA_GPU_OVERHEAD=8 ollama run llama3.1:8b\n")
+    assert "OLLAMA_GPU_OVERHEAD" in memsheet.check(tmp_path / "run.sh", gpus="1xRTX3090").doubt
+
+
+@pytest.mark.parametrize(
+    ("model", "variables", "serving"),
+    [
+        ("qwen3:32b", "OLLAMA_NUM_PARALLEL=4 OLLAMA_CONTEXT_LENGTH=65536 OLLAMA_KV_CACHE_TYPE=q8_0", (4, 4 * 65536, "gguf:Q8_0")),
+        ("qwen3:32b", "OLLAMA_NUM_PARALLEL=2", (2, 2 * 32768, "fp16")), ("qwen3:32b", "OLLAMA_NUM_PARALLEL=0", (1, 32768, "fp16")),
+        ("qwen3-next:80b", "OLLAMA_NUM_PARALLEL=4 OLLAMA_CONTEXT_LENGTH=8192", (1, 8192, "fp16")),
+    ],
+)  # fmt: skip
+def test_every_request_of_ollama_has_the_context(
+    tmp_path: Path, model: str, variables: str, serving: tuple[Any, ...]
+) -> None:
+    (tmp_path / "run.sh").write_text(f"{variables} ollama run {model}\n")
+    found = memsheet.check(tmp_path / "run.sh", gpus="1xRTX5090")
+    assert found.answer is not None, found.why_not
+    plan = found.answer.plan
+    held = plan.cache.kv_dtype
+    assert held is not None
+    assert (plan.serving.max_sequences, plan.serving.max_model_len, held.name) == serving
+
+
+def test_scores_are_written_out_where_ollama_has_no_flash_attention(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("OLLAMA_FLASH_ATTENTION=0 ollama run qwen3:8b\n")
+    answer = memsheet.check(tmp_path / "run.sh", gpus="1xRTX5090").answer
+    assert answer is not None
+    assert answer.plan.attention.value == "eager"
 
 
 @pytest.mark.parametrize(
