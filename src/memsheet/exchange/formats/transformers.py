@@ -217,15 +217,21 @@ def _read_unsloth_import(value: Any, values: Values) -> Mapping[str, Any]:
     return {"loss": "chunked", **({} if shared else {"allocator.expandable_segments": True})}
 
 
-def _layers_of_unsloth(asked: Values) -> Moved:
-    """Layers that run once have saved tensors of their own, fewer than the library's."""
-    kept = KEPT_INPUTS * 2 * asked["@tokens"] * asked["@hidden"] * asked["@layers"]
+def _layers_of_unsloth(asked: Values, *, again: bool) -> Moved:
+    """Layers have saved tensors of their own, fewer than the library's, and a backward that writes over them.
+    ``again``: one of them at a time, which is run again for it.
+    """
+    kept = KEPT_INPUTS * 2 * asked["@tokens"] * asked["@hidden"] * (1 if again else asked["@layers"])
     why = (
         "Unsloth runs layers of its own, which keep fewer tensors of a token than the library's, of which "
         "the sheet is"
     )
     return Moved(
-        at=f"{SCRIPT}.{OWN_LAYERS}", why=why, low_bytes=-max(0, asked.get("@saved", 0) - kept), high_bytes=0
+        at=f"{SCRIPT}.{OWN_LAYERS}",
+        why=why,
+        low_bytes=-max(0, asked.get("@passing" if again else "@saved", 0) - kept),
+        high_bytes=0,
+        instant=Instant.BACKWARD if again else None,
     )
 
 
@@ -312,8 +318,8 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield _pieces_of_unsloth(values, asked)
     if values.get(f"{SCRIPT}.experts") is True and asked.get("@dequantized"):
         yield _experts_of_unsloth(asked)
-    if values.get(f"{SCRIPT}.{OWN_LAYERS}") is True and values.get("gradient_checkpointing") is not True:
-        yield _layers_of_unsloth(asked)
+    if values.get(f"{SCRIPT}.{OWN_LAYERS}") is True:
+        yield _layers_of_unsloth(asked, again=values.get("gradient_checkpointing") is True)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
         tokens, vocab = asked["@tokens"], asked["@vocab"]
         more = (

@@ -150,6 +150,16 @@ def test_layers_of_unsloths_own_may_keep_less(cls: str, open_: bool, tmp_path: P
     assert any(one.at == "script.own_layers" for one in found.moved) is open_
 
 
+def test_a_layer_of_unsloths_own_that_is_run_again_may_keep_less(tmp_path: Path) -> None:
+    text = NOTEBOOK.format(**{**USUAL, "cls": "FastLanguageModel", "length": 65536})
+    (tmp_path / "train.py").write_text(text.replace("r=16", 'r=16, use_gradient_checkpointing="unsloth"'))
+    found = memsheet.check(tmp_path / "train.py", gpus="1xRTX4090")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    (moved,) = (one for one in found.moved if one.at == "script.own_layers")
+    assert -int(found.answer.verdict.device.high) < moved.low_bytes < 0 == moved.high_bytes
+
+
 @pytest.mark.parametrize(
     ("said", "value"),
     [
