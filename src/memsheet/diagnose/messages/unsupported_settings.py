@@ -136,8 +136,8 @@ def refused_settings(log: Log) -> Message | None:
 
     cures = refusal.cures
     told = refusal.pattern.search(log.squeezed, place)
-    if told is not None and (said := told.groupdict()):
-        cures = tuple(_of_method(cure, said) for cure in cures)
+    if told is not None and (named := told.groupdict()):
+        cures = tuple(_of_method(cure, named) for cure in cures)
 
     def judge(_: Message, __: Log) -> Judgement:
         return Judgement(
