@@ -28,13 +28,14 @@ class EqualTerm(Document):
 
 class Term(Document):
     """The tensor that was asked for. ``exact``: its shape is the size; else what ran says what it was, or
-    ``others`` are as large and as likely.
+    ``others`` are as large and as likely. ``words``: what it is, as the screen says it.
     """
 
     component: str
     path: str
     shape: str
     exact: bool
+    words: str = read_from(lambda term: printable_line(term.words))
     others: list[EqualTerm]
 
 
