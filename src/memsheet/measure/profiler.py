@@ -1,7 +1,8 @@
 """What a processor really allocated, by PyTorch's profiler: high-water marks between marks, and what was
 there at each.
 
-Its records come from the allocator itself, so they hold what kernels take inside an operation too.
+Its records come from the allocator itself, so they hold what kernels take inside an operation too, but for
+the sums of a product that some processors keep apart.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _NO_OPERATION = (
 )
 _COLLECTIVE = ("c10d::", "_c10d_functional::")
 _ALLOCATES = ("aten::empty", "aten::new_empty", "aten::resize_")
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,9 @@ def profile_memory_peaks(run: Callable[[Callable[[Instant | None], None]], None]
     allocations = _add_missing_releases(
         list(_tree_allocations(profiler.profiler.kineto_results.experimental_event_tree(), ""))
     )
-    return _peaks_between_marks(allocations, _instant_marks(profiler.profiler.kineto_results.events()))
+    return _peaks_between_marks(
+        _without_accumulators(allocations), _instant_marks(profiler.profiler.kineto_results.events())
+    )
 
 
 def _record_instant_mark(instant: Instant | None) -> None:
@@ -58,8 +62,8 @@ def _record_instant_mark(instant: Instant | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Allocation:
-    """``bytes`` are negative for a release. ``until``: when the collective around it was over, 0 outside
-    all.
+    """``bytes`` are negative for a release. ``until``: when the collective around it was over, ``op_end``: when
+    ``op`` was, 0 outside all.
     """
 
     at: int
@@ -67,21 +71,39 @@ class _Allocation:
     address: int
     op: str
     until: int = 0
+    op_end: int = 0
 
 
-def _tree_allocations(nodes: Any, op: str, until: int = 0) -> Iterator[_Allocation]:
+def _tree_allocations(nodes: Any, op: str, until: int = 0, op_end: int = 0) -> Iterator[_Allocation]:
     """Memory records below some nodes of the profiler's tree, with the innermost operation that does more
     than allocate.
     """
     for node in nodes:
         if type(node.extra_fields).__name__ == "_ExtraFields_Allocation":
             yield _Allocation(
-                node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr, op, until
+                node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr, op, until, op_end
             )
-        inner = op if not node.name.startswith("aten::") or node.name.startswith(_ALLOCATES) else node.name
-        yield from _tree_allocations(
-            node.children, inner, node.end_time_ns if node.name.startswith(_COLLECTIVE) else until
-        )
+        goes_on = not node.name.startswith("aten::") or node.name.startswith(_ALLOCATES)
+        inner, inner_end = (op, op_end) if goes_on else (node.name, node.end_time_ns)
+        collective = node.end_time_ns if node.name.startswith(_COLLECTIVE) else until
+        yield from _tree_allocations(node.children, inner, collective, inner_end)
+
+
+def _without_accumulators(allocations: list[_Allocation]) -> list[_Allocation]:
+    """Without what a product takes and gives back before it is over: the sums of its 16-bit result in fp32,
+    twice as large as that, which oneDNN keeps where the processor itself does not multiply such numbers. They
+    are of the processor, not of the step: no GPU has them.
+    """
+    live, left_out = dict[int, int](), set[int]()
+    for number, found in enumerate(allocations):
+        before = live.pop(found.address, None)
+        if found.bytes > 0:
+            live[found.address] = number
+        elif before is not None:
+            taken = allocations[before]
+            if taken.op in _PRODUCTS and found.at <= taken.op_end:
+                left_out |= {before, number}
+    return [found for number, found in enumerate(allocations) if number not in left_out]
 
 
 def _add_missing_releases(allocations: list[_Allocation]) -> list[_Allocation]:

@@ -30,7 +30,7 @@ TRAIN, INFER = (
     {"task": "train", "seq_len": 1024},
     {"task": "infer", "serving.max_model_len": 256, "serving.max_sequences": 4},
 )
-OTHER_SIZES: dict[str, dict[str, Any]] = {"train": {"seq_len": 64}, "infer": {"serving.max_sequences": 512}}
+OTHER_SIZES: dict[str, dict[str, Any]] = {"train": {"seq_len": 64}, "infer": {"serving.max_sequences": 256}}
 LORA, TINY, EXPERTS, STATES = {**TRAIN, "adapter.rank": 8}, "llama-tiny", "qwen3-30b-a3b", "mamba-130m"
 BASES: list[tuple[str, str, int, Mapping[str, Any]]] = [
     *[(e, TINY, 8, TRAIN) for e in ("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "torchtune", "ms-swift")],
@@ -71,6 +71,7 @@ THE_SAME: dict[tuple[str, Any], tuple[tuple[str, ...], str]] = {
     ("serving.attention_kernels", "flash"): (("vllm", "sglang"), "what both take on that card where nobody says"),
     ("serving.prompt_tokens", 64): (("llama.cpp",), "cells of the whole length are there from the start, and prompts are read in pieces of one size"),
     ("serving.split_mode", "layer"): (("llama.cpp",), "what it does where nobody says"), ("serving.split_mode", "none"): (("llama.cpp",), "on one card there is nothing to deal"),
+    ("serving.swa_full", True): (("llama.cpp",), "no layer of these models has a window; Gemma's are in engines/llama_cpp"),
     ("allocator.expandable_segments", True): (("fsdp2", "torchtitan"), "replayed: the segments of so small a model leave as little between them"),
 }  # fmt: skip
 """Values that are honoured and cost nothing, or say what is done anyway, and why."""

@@ -25,7 +25,7 @@ ASKED = {
     "transformers": ("infer", "llama-3.1-70b", {"gpus": "1xRTX4090", "engine": "transformers", "max_model_len": 1024, "prompt_tokens": 1024}),
     "llama.cpp": ("infer", "llama-3.1-70b", {"gpus": "1xRTX4090", "engine": "llama.cpp", "quantize": "gguf:Q4_K_M", "max_model_len": 4096}),
     "experts": ("infer", "qwen3-30b-a3b", {"gpus": "1xRTX4070", "engine": "llama.cpp", "quantize": "gguf:Q4_K_M", "max_model_len": 4096}),
-    "apple": ("infer", "llama-3.1-70b", {"gpus": "m4-max-48gb", "quantize": "gguf:Q4_K_M", "max_model_len": 22528}),
+    "apple": ("infer", "llama-3.1-70b", {"gpus": "m4-max-48gb", "quantize": "gguf:Q4_K_M", "max_model_len": 24576}),
 }  # fmt: skip
 SHORT = {
     "serving.gpu_layers": "gpu_layers", "serving.host_experts": "host_experts", "quantization.weights": "quantize", "adapter.rank": "lora_rank",
