@@ -5,6 +5,7 @@ What only one engine or task needs is imported where it is needed, so that a col
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -427,10 +428,9 @@ def _component_sums(step: Trained, instant: Instant) -> dict[Component, Bytes]:
             if is_array(one.value) or is_array(one.high) or one != NOTHING:
                 ranged.setdefault(component, []).append(one)
         return {component: sum_byte_ranges(sizes) for component, sizes in ranged.items()}
-    sums: dict[Component, Count] = {}
+    sums = defaultdict[Component, Count](int)
     for (component, _), size in held.items():
-        before = sums.get(component)
-        sums[component] = size if before is None else before + size
+        sums[component] += size
     row = {component: Bytes(size, size, size) for component, size in sums.items()}
     for key in ranges:
         if key in held:
@@ -472,6 +472,8 @@ def _ended_gradients(step: Trained) -> Bytes:
         for row in bag.held.items()
         if row[0][0] is Component.GRADIENTS
     ]
+    if step.kept.ranges.keys().isdisjoint([key for key, _ in rows]):
+        return Bytes.exact(sum([size for _, size in rows]))
     return sum_byte_ranges(
         _ordered_byte_range(size, *step.kept.ranges.get(key, (size, size))) for key, size in rows
     )
