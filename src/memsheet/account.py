@@ -5,7 +5,8 @@ What only one engine or task needs is imported where it is needed, so that a col
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ from memsheet.plan.workload import Training
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import (
     NOTHING,
+    OUTSIDE_ALLOCATOR,
+    OUTSIDE_TENSORS,
+    ByComponent,
     Bytes,
     Cited,
     Component,
@@ -32,6 +36,7 @@ from memsheet.sheet import (
     Evidence,
     Instant,
     Item,
+    LaterItems,
     Sheet,
     sum_byte_ranges,
 )
@@ -98,12 +103,7 @@ def _resolved_rank_sheet(
         from memsheet.formulas.step import Rank, account_training_step
 
         step = account_training_step(Rank.of(built, plan, stage), plan, engine)
-        tensors, allocated = (
-            _bag_items(step.bags, engine, step.kept.ranges),
-            {instant: bag.total for instant, bag in step.bags.items()},
-        )
-        if step.low is not None and step.high is not None:
-            tensors = _ranged_items(step, engine)
+        allocated = {instant: bag.total for instant, bag in step.bags.items()}
         host_bytes = step.kept.host.bytes
         notes = (*step.kept.notes, *step.kept.host.notes, *model_code(engine.layers).notes(model))
         if model.recording is not None:
@@ -111,11 +111,16 @@ def _resolved_rank_sheet(
 
             notes = (*notes, *kernel_on_record_notes(model.recording, plan))
         host_bytes, notes = host_bytes + step.kept.paged, (*notes, *_paged_state_notes(step.kept.paged))
-        items, gradients = [*tensors, *outside_tensors(plan, cluster, allocated)], _ended_gradients(step)
+        items, gradients = (
+            _step_items(step, engine, outside_tensors(plan, cluster, allocated)),
+            _ended_gradients(step),
+        )
         if replays and cluster is not None and engine.replays and not plan.cuda_graphs:
             from memsheet.formulas.replay.slack import items_with_replayed_slack
 
-            items, said = items_with_replayed_slack(items, built, plan, engine, cluster, allocated, stage)
+            items, said = items_with_replayed_slack(
+                list(items), built, plan, engine, cluster, allocated, stage
+            )
             notes = (*notes, *said)
             if step.low is not None:
                 low, high = (
@@ -139,7 +144,7 @@ def _resolved_rank_sheet(
         rank=first,
         stage=stage,
         same_as=tuple(range(first + 1, last)),
-        items=tuple(items),
+        items=items if isinstance(items, LaterItems) else tuple(items),
         host_bytes=host_bytes,
         notes=notes,
         gradients=gradients,
@@ -235,6 +240,32 @@ def totals_of(sums: Sums, plan: Plan, cluster: Cluster) -> Totals:
     for item in outside_tensors(plan, cluster, dict(sums.tensors)):
         device |= {instant: device[instant] + size for instant, size in item.at.items()}
     return Totals(device=device, host_bytes=sums.host_bytes + sums.paged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakBytes:
+    """What is expected at the peak: of tensors, of the allocator's segments, and of the whole card."""
+
+    allocated: Count
+    reserved: Count
+    device: Count
+
+
+def step_peak_bytes(model: ModelSpec, plan: Plan, cluster: Cluster, stage: int) -> PeakBytes:
+    """The peaks of the sheet that ``account_rank`` makes of a training step by shares of slack, without its
+    items. Raises InputError as that does.
+    """
+    tensors = sums_of(rank_of(model, plan, stage), plan).tensors
+    outside = outside_tensors(plan, cluster, dict(tensors))
+
+    def peak(without: tuple[Component, ...]) -> Count:
+        counted = [item for item in outside if item.component not in without]
+        return max(
+            size + sum(item.at[instant].value for item in counted if instant in item.at)
+            for instant, size in tensors.items()
+        )
+
+    return PeakBytes(allocated=peak(OUTSIDE_TENSORS), reserved=peak(OUTSIDE_ALLOCATOR), device=peak(()))
 
 
 def sums_of(rank: Rank, plan: Plan) -> Sums:
@@ -357,6 +388,58 @@ def _paged_state_notes(size: Count) -> Iterator[str]:
         )
 
 
+def _step_items(step: Trained, engine: Engine, outside: Sequence[Item]) -> LaterItems:
+    """The items of a step and those ``outside`` its tensors."""
+
+    def make() -> list[Item]:
+        alike = step.low is None or step.high is None
+        tensors = _bag_items(step.bags, engine, step.kept.ranges) if alike else _ranged_items(step, engine)
+        return [*tensors, *outside]
+
+    return LaterItems(make, _step_sums(step, outside))
+
+
+def _step_sums(step: Trained, outside: Sequence[Item]) -> ByComponent:
+    """What those items add up to."""
+    found: ByComponent = {}
+    for instant in Instant:
+        if instant in step.bags:
+            row = found[instant] = _component_sums(step, instant)
+            for item in outside:
+                if (size := item.at.get(instant)) is not None:
+                    before = row.get(item.component)
+                    row[item.component] = size if before is None else before + size
+    return {instant: row for instant, row in found.items() if row}
+
+
+def _component_sums(step: Trained, instant: Instant) -> dict[Component, Bytes]:
+    """Bytes of the tensors of an instant by component, each with the ends of its range."""
+    held, ranges, row = step.bags[instant].held, step.kept.ranges, dict[Component, Bytes]()
+    if step.low is not None and step.high is not None:
+        low, high = step.low[instant].held, step.high[instant].held
+        parts = (
+            (key, held.get(key, 0), ranges.get(key) or (low.get(key, 0), high.get(key, 0)))
+            for key in {**held, **high}
+        )
+        ranged: dict[Component, list[Bytes]] = {}
+        for (component, _), size, (least, most) in parts:
+            exact = least is size and most is size
+            one = Bytes(size, size, size) if exact else _ordered_byte_range(size, least, most)
+            if is_array(one.value) or is_array(one.high) or one != NOTHING:
+                ranged.setdefault(component, []).append(one)
+        return {component: sum_byte_ranges(sizes) for component, sizes in ranged.items()}
+    sums = defaultdict[Component, Count](int)
+    for (component, _), size in held.items():
+        sums[component] += size
+    row = {component: Bytes(size, size, size) for component, size in sums.items()}
+    for key in ranges:
+        if key in held:
+            size, of = held[key], row[key[0]]
+            one = _ordered_byte_range(size, *ranges[key])
+            row[key[0]] = Bytes(of.low - (size - one.low), of.value, of.high + (one.high - size))
+    return row
+
+
 def _bag_items(
     bags: Mapping[Instant, BytesByPath], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES
 ) -> list[Item]:
@@ -389,6 +472,8 @@ def _ended_gradients(step: Trained) -> Bytes:
         for row in bag.held.items()
         if row[0][0] is Component.GRADIENTS
     ]
+    if step.kept.ranges.keys().isdisjoint([key for key, _ in rows]):
+        return Bytes.exact(sum([size for _, size in rows]))
     return sum_byte_ranges(
         _ordered_byte_range(size, *step.kept.ranges.get(key, (size, size))) for key, size in rows
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-from memsheet.account import account_rank, deciding_stages, rank_of, step_totals
-from memsheet.arith import is_zero
+from memsheet.account import account_rank, deciding_stages
+from memsheet.arith import Count, is_zero
 from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.device import Cluster
@@ -265,20 +265,28 @@ def judge_plan(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[She
     return replace(verdict, result=ends.pop()) if len(ends) == 1 else verdict
 
 
-def tensors_fit(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
-    """Whether what a training step's tensors add up to is enough to say that no sheet of it, by shares of
-    slack, is judged not to fit: told without the items of one, by the stages that can hold most. Raises
-    InputError as ``account_rank`` does.
+def deciding_sheets(model: ModelSpec, plan: Plan, cluster: Cluster) -> dict[int, Sheet]:
+    """By stage the sheets, by shares of slack, of those stages of a training that can hold most; none of a
+    plan that serves. Raises InputError as ``account_rank`` does.
     """
     if not isinstance(plan.workload, Training):
-        return False
-    most = budget_of(cluster).high_bytes
-    totals = (
-        step_totals(rank_of(model, plan, stage), plan, cluster) for stage in deciding_stages(model, plan)
-    )
-    return all(
-        is_zero(one.host_bytes) and max(size.low for size in one.device.values()) <= most for one in totals
-    )
+        return {}
+    return {
+        stage: account_rank(model, plan, cluster, stage, replays=False)
+        for stage in deciding_stages(model, plan)
+    }
+
+
+def tensors_fit(sheets: Iterable[Sheet], cluster: Cluster) -> bool:
+    """Whether what a training step's tensors add up to is enough to say that no sheet of it, by shares of
+    slack, is judged not to fit: ``sheets`` are of the stages that can hold most.
+    """
+    most, lows = budget_of(cluster).high_bytes, list[Count]()
+    for sheet in sheets:
+        if not is_zero(sheet.host_bytes):
+            return False
+        lows += [sum([size.low for size in row.values()]) for row in sheet.sums().values()]
+    return bool(lows) and max(lows) <= most
 
 
 def verdict_with_extra_bytes(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:

@@ -61,7 +61,7 @@ else:
         """As ``typing.NamedTuple``."""
 
 
-__all__ = ["NamedTuple", "dataclass", "field", "fields", "replace"]
+__all__ = ["NamedTuple", "dataclass", "field", "fields", "hash_once", "replace"]
 
 _MISSING: Any = object()
 """Where nothing was said: of a default, None may be one."""
@@ -128,7 +128,8 @@ def _make_dataclass(cls: type, kind: Kind) -> type:
         return cls
     for name in own:
         written.pop(name, None)
-    written["__slots__"] = tuple([name for name in own if name not in held])
+    kept = ("_hash",) if written.get("__hash__") is hash_once else ()
+    written["__slots__"] = (*[name for name in own if name not in held], *kept)
     written["__qualname__"] = cls.__qualname__
     return type(cls)(cls.__name__, cls.__bases__, made | written)
 
@@ -309,6 +310,23 @@ def _hash_method(made: Any) -> Any:
     return _compile_method(
         made, "def __hash__(self):", [f" return hash({_compared_values(made, 'self')})"], {}
     )
+
+
+_whole_hashes: dict[type, Callable[[Any], int]] = {}
+
+
+def hash_once(self: Any) -> int:
+    """The hash of a frozen object with slots that is asked for again and again and has much inside: written
+    down in its class as ``__hash__ = hash_once``, it is worked out once and kept with the object.
+    """
+    try:
+        found: int = self._hash
+    except AttributeError:
+        made = self.__class__
+        whole = _whole_hashes.get(made) or _whole_hashes.setdefault(made, _hash_method(made))
+        found = whole(self)
+        object.__setattr__(self, "_hash", found)
+    return found
 
 
 def _compared_values(made: Any, one: str) -> str:

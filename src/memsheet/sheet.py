@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -244,6 +244,48 @@ class Item:
         return max(self.at.values(), key=lambda b: b.value, default=NOTHING)
 
 
+ByComponent = dict[Instant, dict[Component, Bytes]]
+
+
+class LaterItems(Sequence[Item]):
+    """Items that are made when somebody reads one, with what they add up to, which most ask for alone.
+
+    ``make``: the items; ``sums``: bytes by instant and component, instants in order.
+    """
+
+    __slots__ = ("_known", "sums")
+
+    def __init__(self, make: Callable[[], Sequence[Item]], sums: ByComponent) -> None:
+        self._known: Callable[[], Sequence[Item]] | tuple[Item, ...] = make
+        self.sums = sums
+
+    @property
+    def every(self) -> tuple[Item, ...]:
+        """All of them."""
+        known = self._known
+        if not isinstance(known, tuple):
+            self._known = known = tuple(known())
+        return known
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.every[at]
+
+    def __len__(self) -> int:
+        return len(self.every)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.every)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, LaterItems | tuple) and self.every == tuple(other))
+
+    def __hash__(self) -> int:
+        return hash(self.every)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self.every,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
     """What one rank holds. Items of an instant add up to its high-water mark; the peak is the largest
@@ -254,16 +296,14 @@ class Sheet:
     stage: int = 0
     same_as: tuple[int, ...] = ()
     witness: Witness = Witness.PREDICTED
-    items: tuple[Item, ...]
+    items: Sequence[Item]
     host_bytes: int = 0  # host memory the rank needs (offload)
     notes: tuple[str, ...] = ()
     phased: tuple[Instant, ...] = ()  # of a job its instants, in order
     gradients: Bytes | None = (
         None  # all of them when backward has ended, which no instant's high-water mark need show
     )
-    _sums: dict[Instant, dict[Component, Bytes]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _sums: ByComponent = field(default_factory=dict, init=False, repr=False, compare=False)
     _found: dict[tuple[Instant, tuple[Component, ...]], Bytes] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -274,8 +314,10 @@ class Sheet:
         )
         return f"<sheet of rank {self.rank}, {self.witness.value}: {len(self.items)} items{peak}>"
 
-    def sums(self) -> dict[Instant, dict[Component, Bytes]]:
+    def sums(self) -> ByComponent:
         """Bytes by instant (in order) and component; computed once."""
+        if isinstance(self.items, LaterItems):
+            return self.items.sums
         if not self._sums:
             found: dict[Instant, dict[Component, list[Bytes]]] = {i: {} for i in (*Instant, *self.phased)}
             for item in self.items:
@@ -311,10 +353,17 @@ class Sheet:
     def _bytes_at(self, instant: Instant, without: tuple[Component, ...]) -> Bytes:
         row = self.sums().get(instant, {})
         size = sum_byte_ranges(size for component, size in row.items() if component not in without)
-        if self.witness is not Witness.PREDICTED or not any(each.step in TRAINED for each in self.sums()):
+        if self.witness is not Witness.PREDICTED or not self._trains():
             return size
         described = sum([row[each].value for each in DESCRIBED if each in row and each not in without])
         return size.with_margin(described * AGREEMENT_PER_MILLE // 1000)
+
+    def _trains(self) -> bool:
+        """Whether it is of a training, in one of its phases at least."""
+        sums = self.sums()
+        return not sums.keys().isdisjoint(TRAINED) or (
+            bool(self.phased) and any(each.step in TRAINED for each in sums)
+        )
 
     @property
     def peak_instant(self) -> Instant:

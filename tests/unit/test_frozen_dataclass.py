@@ -241,3 +241,40 @@ def test_what_is_made_of_an_objects_fields_is_made_again_for_its_copies(library:
         assert library.replace(one, a=number + 1).found == []
         with pytest.raises(ValueError, match="-1"):
             library.replace(Checked(number), a=-1)
+
+
+def test_a_hash_that_is_kept_is_of_the_fields_and_worked_out_once() -> None:
+    asked = list[object]()
+
+    class Part:
+        def __hash__(self) -> int:
+            asked.append(self)
+            return 7
+
+    @frozen.dataclass(frozen=True, slots=True)
+    class Whole:
+        part: Any
+        b: int = 1
+
+        __hash__ = frozen.hash_once
+
+    part = Part()
+    one = Whole(part)
+    assert hash(one) == hash(one) == hash(Whole(part))
+    assert len(asked) == 2  # once an object
+    assert hash(frozen.replace(one, b=2)) != hash(one)  # a copy has its own
+    assert one == Whole(part)
+    assert [f.name for f in frozen.fields(one)] == ["part", "b"]
+    assert outcome(lambda: hash(Whole([]))) is TypeError
+    assert pickle.loads(pickle.dumps(KEPT)) == KEPT
+    assert hash(copy.copy(KEPT)) == hash(KEPT)
+
+
+@frozen.dataclass(frozen=True, slots=True)
+class Kept:
+    a: int
+
+    __hash__ = frozen.hash_once
+
+
+KEPT = Kept(1)

@@ -174,10 +174,14 @@ class Ends:
     loss: Part | None
 
 
-def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
-    """The two ends of a stage."""
+def end_parts(
+    spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release, head_alone: bool = False
+) -> Ends:
+    """The two ends of a stage, or its head and loss alone."""
     return by_alike_rows(
-        plan, lambda own: _alike_end_parts(spec, own, engine, release=release), _ends_laid_together
+        plan,
+        lambda own: _alike_end_parts(spec, own, engine, release=release, head_alone=head_alone),
+        _ends_laid_together,
     )
 
 
@@ -186,7 +190,9 @@ def _ends_laid_together(found: list[Ends], parts: AlikeParts) -> Ends:
     return Ends(**{name: parts_laid_together(ends, parts) if ends[0] else None for name, ends in own.items()})
 
 
-def _alike_end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
+def _alike_end_parts(
+    spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release, head_alone: bool
+) -> Ends:
     if spec.recording is not None:
         return _recorded_end_parts(spec.recording, plan, engine, release=release)
     code, stack = model_code(engine.layers), spec.stacks[-1]
@@ -195,18 +201,16 @@ def _alike_end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Re
     )
     axes = code.end_axes(spec, plan, plan.training.shape)
     joins, waits = _release_at_ends(spec, release)
-    table = (
-        record_embeddings(spec.embeddings, how, tied=_tied_gradient_join(spec, how, plan))
-        if spec.embeddings.weights
-        else None
-    )
-    first = evaluate_tape(table, axes, "", release=joins) if table else None
-    last = loss = None
+    first = last = loss = None
+    if spec.embeddings.weights and not head_alone:
+        table = record_embeddings(spec.embeddings, how, tied=_tied_gradient_join(spec, how, plan))
+        first = evaluate_tape(table, axes, "", release=joins)
     if spec.head.kind != "none":
         norms = tuple(
             replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms
         )
-        shared = spec.embeddings.weights[0].path if spec.head.tied and table else "lm_head"
+        tables = spec.embeddings.weights
+        shared = tables[0].path if spec.head.tied and tables else "lm_head"
         if stack.runs and stack.runs[-1].pattern[-1].wide_residual:
             how = replace(how, stream=FP32)
         logits = record_head(norms, spec.head, how, plan.loss, f"{stack_prefix(stack)}/output", shared)

@@ -64,6 +64,14 @@ def _of_every_end(condition: Any) -> Any:
     return condition
 
 
+def hash_of_single(plan: Plan) -> int | None:
+    """The hash of a plan; None where counts of it are arrays, which have none."""
+    try:
+        return hash(plan)
+    except TypeError:
+        return None
+
+
 FEW_PLANS = 64
 """Plans of a stratum for which it takes longer to find those that have the same counts."""
 _recent: tuple[tuple[Plan, AlikeParts], ...] = ()
@@ -91,14 +99,16 @@ def by_alike_rows(plan: Plan, make: Callable[[Plan], T], join: Callable[[list[T]
     cannot be laid together.
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
-    before = next((parts for known, parts in _recent if known is plan), None)
-    parts, found = before or _distinct_plans(plan), list[T]()
+    single = hash_of_single(plan) is not None
+    before = None if single else next((parts for known, parts in _recent if known is plan), None)
+    parts = AlikeParts((plan,), (1,)) if single else before or _distinct_plans(plan)
+    found = list[T]()
     while len(found) < len(parts.plans):
         try:
             found.append(make(parts.plans[len(found)]))
         except NotAlikeError as differ:
             parts = parts.split(len(found), differ.condition)
-    if parts is not before:
+    if not single and parts is not before:
         _recent = ((plan, parts), *_recent[:3])
     return found[0] if parts.order is None else join(found, parts)
 

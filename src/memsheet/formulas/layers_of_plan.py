@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from memsheet.arith import holds_for_all, is_array, is_symbol
+from memsheet.formulas.alike_rows import hash_of_single
 from memsheet.formulas.model_code import model_code
 from memsheet.frozen import dataclass, field, fields, replace
 from memsheet.plan.engine import Engine
@@ -78,20 +79,16 @@ def plan_of_layers(plan: Plan) -> Plan:
     )
 
 
-def hash_of_single(plan: Plan) -> int | None:
-    """The hash of a plan; None where counts of it are arrays, which have none."""
-    try:
-        return hash(plan)
-    except TypeError:
-        return None
-
-
 VARIED = ("recompute", "loss", "offload", "mesh", "workload")
 """Fields in which plans mostly differ, which are compared first."""
 
 
 def equal_plans(one: Plan, other: Plan) -> bool:
     """Whether two plans are equal, arrays in them place by place."""
+    if one is other:
+        return True
+    if hash_of_single(one) is not None:
+        return one == other
     return all(equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
         equal_counts(getattr(one, f.name), getattr(other, f.name))
         for f in fields(one)

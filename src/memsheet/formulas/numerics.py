@@ -10,7 +10,7 @@ from memsheet.formulas.packed_linear import gemm_linear, unpacked_linear
 from memsheet.formulas.tapes.graph import Chosen, GradientSum, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import dataclass, hash_once, replace
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import BF16, FP32, DType
 from memsheet.plan.engine_registry import engine_of
@@ -66,6 +66,8 @@ class RunConfig:
     """What decides how a block runs, apart from its shapes. Part of the key under which a recording is
     kept.
     """
+
+    __hash__ = hash_once
 
     layers: str | None = None  # whose model code (``Engine.layers``)
     parameters: DType

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
 from memsheet.formulas.activations import check_modelled, run_config_of
-from memsheet.formulas.alike_rows import by_alike_rows
+from memsheet.formulas.alike_rows import by_alike_rows, hash_of_single
 from memsheet.formulas.captured_graphs import pooled_at_step, with_graphs
 from memsheet.formulas.device_map import copied_tables, returned_logits, with_raised_logits
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8_outliers import with_outliers
-from memsheet.formulas.layers_of_plan import hash_of_single
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import (
     STEADY,

@@ -10,7 +10,7 @@ from enum import Enum
 from math import prod
 from typing import TYPE_CHECKING
 
-from memsheet.frozen import dataclass, field
+from memsheet.frozen import dataclass, field, hash_once
 
 if TYPE_CHECKING:
     from memsheet.recording import RecordedCache, RecordedPart, Recording
@@ -296,6 +296,8 @@ class Block:
     saves.
     """
 
+    __hash__ = hash_once
+
     kind: str
     hidden: int
     arrangement: Arrangement
@@ -440,6 +442,8 @@ class Source:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A whole model: embeddings, stacks of blocks, a head and towers."""
+
+    __hash__ = hash_once
 
     name: str
     model_type: str

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from memsheet.arith import Count, agreed, ceil_div, maximum
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, hash_once
 from memsheet.plan import packages
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_options import EngineOptions
@@ -399,6 +399,8 @@ class Speculative:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One way to run a job on a cluster."""
+
+    __hash__ = hash_once
 
     workload: Workload
     engine: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.account import account_rank
@@ -14,6 +15,7 @@ from memsheet.budget import (
     Verdict,
     WayToFit,
     answer_of,
+    deciding_sheets,
     judge_plan,
     tensors_fit,
     verdict_on_held_sequences,
@@ -179,12 +181,14 @@ def _question_sheets(
     spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, slack: str
 ) -> tuple[bool, tuple[Sheet, ...]]:
     """Whether steps were played through the allocator's rules, and the sheets."""
-    bounded = cluster if slack == BOUNDS else None
-    replays = slack == REPLAY or bool(bounded and tensors_fit(spec, resolved.plan, bounded))
-    sheets = sheets_of(spec, resolved, cluster, replays=replays)
-    if bounded and not replays and not _denied(spec, resolved.plan, bounded, sheets):
-        return True, sheets_of(spec, resolved, cluster)
-    return replays, sheets
+    if slack != BOUNDS or cluster is None:
+        return slack == REPLAY, sheets_of(spec, resolved, cluster, replays=slack == REPLAY)
+    known = deciding_sheets(spec, resolved.plan, cluster)
+    if not tensors_fit(known.values(), cluster):
+        sheets = sheets_of(spec, resolved, cluster, replays=False, known=known)
+        if _denied(spec, resolved.plan, cluster, sheets):
+            return False, sheets
+    return True, sheets_of(spec, resolved, cluster)
 
 
 def _question_verdict(
@@ -386,14 +390,22 @@ def _prompts_unknown(plan: Plan) -> bool:
     )
 
 
+NO_SHEETS: Mapping[int, Sheet] = MappingProxyType({})
+
+
 def sheets_of(
-    spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, *, replays: bool = True
+    spec: ModelSpec,
+    resolved: Resolved,
+    cluster: Cluster | None,
+    *,
+    replays: bool = True,
+    known: Mapping[int, Sheet] = NO_SHEETS,
 ) -> tuple[Sheet, ...]:
     """One sheet a pipeline stage; ranks of a stage are alike. ``replays``: steps are played through the
-    allocator's rules.
+    allocator's rules. ``known``: the sheets of some stages.
     """
     return tuple(
-        account_rank(spec, resolved.plan, cluster, stage, replays=replays)
+        known.get(stage) or account_rank(spec, resolved.plan, cluster, stage, replays=replays)
         for stage in range(resolved.plan.mesh.pp)
     )
 

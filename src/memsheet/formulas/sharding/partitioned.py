@@ -64,7 +64,8 @@ def partitioned_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers
         and stage.head
         and (stage.tied or any(h.elements > BUCKETS.reduce_bucket for h in stage.head.parameters))
     ):
-        return replace(stage, head=head_group(spec, plan, end_parts(spec, plan, engine, release=False)))
+        ends = end_parts(spec, plan, engine, release=False, head_alone=True)
+        return replace(stage, head=head_group(spec, plan, ends))
     return stage
 
 

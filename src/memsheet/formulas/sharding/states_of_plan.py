@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from memsheet.formulas.layers_of_plan import equal_plans, hash_of_single, number_of_plans
+from memsheet.formulas.alike_rows import hash_of_single
+from memsheet.formulas.layers_of_plan import equal_plans, number_of_plans
 from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Plan, Recompute

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import chain
 
 from memsheet.patterns import late_pattern
@@ -115,6 +116,12 @@ def _all_model_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     yield from _unstacked_tensors(spec.extras)
 
 
+@lru_cache(maxsize=1024)
+def _block_tensors(block: Block, prefix: str) -> tuple[tuple[str, Weight], ...]:
+    """A layer's tensors with the names that they have in its stack."""
+    return tuple((fold_path_indices(f"{prefix}.{weight.path}"), weight) for weight in block.weights)
+
+
 def _vision_tower_weights(tower: Tower) -> Iterator[tuple[str, Weight, int]]:
     yield from _unstacked_tensors(tower.embeddings)
     yield from _stack_tensors(tower.stack)
@@ -135,11 +142,9 @@ def _norm_weights(norms: tuple[Norm, ...]) -> tuple[Weight, ...]:
 
 
 def _stack_tensors(stack: Stack) -> Iterator[tuple[str, Weight, int]]:
+    own = stack_prefix(stack)
     for block, times in distinct_blocks(stack):
-        yield from (
-            (fold_path_indices(f"{stack_prefix(stack)}.{weight.path}"), weight, times)
-            for weight in block.weights
-        )
+        yield from ((path, weight, times) for path, weight in _block_tensors(block, own))
     prefix = f"{stack.final_path}." if stack.final_path else ""
     yield from (
         (fold_path_indices(prefix + weight.path), weight, 1) for weight in _norm_weights(stack.final_norms)

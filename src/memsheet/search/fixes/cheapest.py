@@ -16,7 +16,6 @@ from memsheet.budget import (
     Result,
     Verdict,
     judge_plan,
-    tensors_fit,
     verdict_with_extra_bytes,
 )
 from memsheet.errors import InputError, raise_if_problems
@@ -262,9 +261,8 @@ def _sheets_and_verdict(
     """Sheets and verdict of a plan with what a library holds besides; the step is replayed, as it is for a
     question, where that could decide.
     """
-    at_once = replays and tensors_fit(spec, plan, cluster)
-    sheets, verdict = judged_sheets(spec, plan, cluster, replays=at_once)
-    if replays and not at_once and verdict.result is not Result.DOES_NOT_FIT:
+    sheets, verdict = judged_sheets(spec, plan, cluster)
+    if replays and verdict.result is not Result.DOES_NOT_FIT:
         sheets, verdict = judged_sheets(spec, plan, cluster, replays=True)
     return sheets, verdict_with_extra_bytes(
         verdict, cluster, *library.extra_bytes(spec, plan)

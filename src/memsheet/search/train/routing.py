@@ -5,9 +5,9 @@ published imbalance, and at the worst.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
-from memsheet.account import account_rank
+from memsheet.account import PeakBytes, account_rank, step_peak_bytes
 from memsheet.budget import Result, Verdict, judge_on
 from memsheet.frozen import replace
 from memsheet.plan.device import Cluster
@@ -37,29 +37,31 @@ def routing_notes(
         return ()
     sheet = next((sheet for sheet in sheets if sheet.rank == verdict.rank), sheets[0])
 
-    @cache
-    def spread_sheet(spread: Spread, stage: int, *, replays: bool) -> Sheet:
-        spread_plan = replace(plan, routing=replace(routing, spread=spread))
-        return account_rank(model, spread_plan, cluster, stage, replays=replays)
-
     balanced, fullest, moderate = (
-        partial(spread_sheet, spread, sheet.stage)
+        replace(plan, routing=replace(routing, spread=spread))
         for spread in (Spread.BALANCED, Spread.WORST, Spread.UNEVEN)
     )
-    if fullest(replays=False).device.value < balanced(replays=False).device.value * DECIDES:
+    evenly, most = (step_peak_bytes(model, one, cluster, sheet.stage) for one in (balanced, fullest))
+    if most.device < evenly.device * DECIDES:
         return ()
+
+    @cache
+    def even_sheet(stage: int, *, replays: bool) -> Sheet:
+        return account_rank(model, balanced, cluster, stage, replays=replays)
+
     low, value, high = int(verdict.device.low), int(verdict.device.value), int(verdict.device.high)
-    asked = balanced(replays=replays)  # as a question of that routing is answered
-    even = max(low, min(int(asked.device.value), value))
-    uneven = max(even, min(_with_slack_of(sheet, moderate(replays=False)), high))
-    worst = max(uneven, min(_with_slack_of(sheet, fullest(replays=False)), high))
+    # as a question of that routing is answered
+    asked = even_sheet(sheet.stage, replays=True).device.value if replays else evenly.device
+    even = max(low, min(int(asked), value))
+    between = step_peak_bytes(model, moderate, cluster, sheet.stage)
+    uneven = max(even, min(_with_slack_of(sheet, between), high))
+    worst = max(uneven, min(_with_slack_of(sheet, most), high))
     shares = f"{1 + MAX_VIOLATION:g} times an even share"
     decree = "--moe-balanced accounts the first (force_load_balancing, or what the router learned)"
     bound = "--moe-capacity-factor bounds the last by dropping tokens"
     decides = (
         "decides"
-        if verdict.result is not Result.FITS
-        and _fits_when_even(partial(spread_sheet, Spread.BALANCED), plan, cluster, replays=replays)
+        if verdict.result is not Result.FITS and _fits_when_even(even_sheet, plan, cluster, replays=replays)
         else "matters"
     )
     room = ", which fits," if uneven <= cluster.device.framework_low_bytes else ""
@@ -73,10 +75,10 @@ def routing_notes(
     return (said,)
 
 
-def _with_slack_of(sheet: Sheet, routed: Sheet) -> int:
+def _with_slack_of(sheet: Sheet, routed: PeakBytes) -> int:
     """The need of another routing, with the allocator's slack in the proportion of the job's own."""
-    outside = routed.device.value - routed.reserved.value
-    return int(routed.allocated.value * sheet.reserved.value // sheet.allocated.value + outside)
+    outside = routed.device - routed.reserved
+    return int(routed.allocated * sheet.reserved.value // sheet.allocated.value + outside)
 
 
 def _fits_when_even(even: Callable[..., Sheet], plan: Plan, cluster: Cluster, *, replays: bool) -> bool:

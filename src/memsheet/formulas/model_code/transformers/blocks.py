@@ -8,6 +8,7 @@ head dim, ``f`` feed-forward width (``a``, ``k`` and ``f`` are a rank's share un
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from memsheet.formulas.model_code.transformers.attention import attention, scores_dtype
 from memsheet.formulas.model_code.transformers.families import (
@@ -168,6 +169,7 @@ def served_as_trained(block: Block) -> bool:
     )
 
 
+@lru_cache(maxsize=1024)
 def unmodelled_block_reason(block: Block) -> str | None:
     """Why a block cannot be recorded here, or None when it can."""
     if len(block.mixers) != 1:
