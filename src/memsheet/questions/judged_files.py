@@ -26,6 +26,7 @@ from memsheet.questions.doubts_of_files import (
     may_fit,
     moved_bytes,
     refusal_doubt,
+    unheard_doubt,
     with_changes_in_host_memory,
     with_host_short,
     with_moved_range,
@@ -110,6 +111,7 @@ def judge_job(
     doubt = both_doubts(doubt, limit_doubt(answer, case, flags))
     doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
     doubt = both_doubts(doubt, refusal_doubt(mistakes, answer))
+    doubt = both_doubts(doubt, unheard_doubt(mistakes, answer))
     doubt = both_doubts(doubt, cut_experts_doubt(answer, reads, flags))
     doubt = both_doubts(doubt, expert_bits_doubt(answer, case, flags))
     doubt = both_doubts(doubt, expert_adapter_doubt(answer, case, flags))
@@ -230,6 +232,7 @@ def _judge_several(
         doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
     doubt = both_doubts(doubt, _shorter_rows_doubt(found))
     doubt = both_doubts(doubt, refusal_doubt(mistakes, found.answer))
+    doubt = both_doubts(doubt, unheard_doubt(mistakes, found.answer))
     earlier = earlier_defaults_doubt(found.reads, found.answer, case, flags, alone=job.answer)
     doubt = both_doubts(doubt, earlier)
     mistakes = tuple(one for one in mistakes if one[0].id not in OF_PHASES)
