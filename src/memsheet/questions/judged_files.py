@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 with late_functions(__name__):
     from memsheet.questions.cures_in_files import cure_in_files
     from memsheet.questions.sure_changes import changed_values, with_judged_changes
+    from memsheet.questions.without_unmodelled import other_job_words
 
 NOTHING: Mapping[str, str] = {}
 MACHINES = ("nodes", "per_node", "host_memory", "cluster")
@@ -128,7 +129,10 @@ def judge_job(
     told = with_moved_range(without_stand_in_log(widen_verdict(changed, doubt), reads), answer, moved)
     told = with_host_short(told, reads, mistakes)
     unsure = told is not None and told.verdict is not None and told.verdict.result is not Result.FITS
-    if unsure and job.ask.get("fix", True):
+    other = job.unaccounted.words and other_job_words(job.unaccounted.words)
+    if told and told.verdict and other:  # whose changes help no one
+        told = replace(told, verdict=replace(told.verdict, cheapest_fix=None, unsought=True), ways_to_fit=())
+    elif unsure and job.ask.get("fix", True):
         told = with_judged_changes(
             told,
             answer,
