@@ -100,6 +100,7 @@ class Verdict:
     largest: tuple[tuple[Component, Bytes], ...]
     cheapest_fix: Fix | None = None
     tried_changes: tuple[str, ...] = ()  # what was tried where none makes it fit, in words
+    unsought: bool = False  # no change was looked for: the sheet is of another job than its files ask for
     no_most: bool = False  # what a file leaves open may need any more than the range's high end
     host_short_bytes: int = (
         0  # host memory that a node lacks for what is offloaded; the job does not fit then either

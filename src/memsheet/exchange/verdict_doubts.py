@@ -21,10 +21,8 @@ from memsheet.exchange.shared.moved_states import (
 )
 from memsheet.exchange.shared.preference_methods import preferences_of
 from memsheet.exchange.shared.script_places import (
-    ABSENT,
     FURTHER_TRAININGS,
     NO_PROMPT,
-    OWN_SCRIPT,
     SCRIPT,
     TOKENIZERS,
 )
@@ -361,9 +359,7 @@ def left_open(read: FileReading, given: Mapping[str, Any], result: Result) -> It
         elif value in (NO_PROMPT, TOKENIZERS):
             if not _is_flag_given(read, at, given):
                 yield f"{at} {value}{_flag_hint(read, at, 1024)}"
-        elif (at == OF_METHOD and result is Result.FITS and _adds_nothing(value)) or (
-            at == NOT_READ and value == ABSENT and result is Result.FITS and _says_its_step(read)
-        ):
+        elif at == OF_METHOD and result is Result.FITS and _adds_nothing(value):
             continue
         elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
             decides = value in _deciding_words(read, at)
@@ -376,19 +372,7 @@ def _deciding_words(read: FileReading, at: str) -> tuple[Any, ...]:
     return next((row.decides for row in read.form.keys if row.at == at), ())
 
 
-STEP_FLAGS = (
-    frozenset({"per_device_train_batch_size"}),
-    frozenset({"max_length", "max_seq_length", "model_max_length", "cutoff_len", "max_seq_len"}),
-    frozenset({"bf16", "fp16", "dtype", "torch_dtype"}),
-)
-"""Of each one, by the Trainer's names and its examples': a step's rows, their length, its precision."""
-NOT_READ, OF_METHOD = f"{SCRIPT}.{OWN_SCRIPT}", f"{SCRIPT}.method"
-ADDS = late_pattern(
-    r"(?:^|_)(?:vision|image|images|video|audio|mm|tower|projector|reward|ref|teacher|critic|value_model|ema|lora|adapter|target_modules|moe|experts"
-    r"|draft|mtp|memory_tokens)(?:_|$)",
-    re.IGNORECASE,
-)  # fmt: skip
-"""In the names of flags of people's own: models beside the one that trains, and what trains with it."""
+OF_METHOD = f"{SCRIPT}.method"
 
 
 def _adds_nothing(method: Any) -> bool:
@@ -397,16 +381,6 @@ def _adds_nothing(method: Any) -> bool:
     """
     found = preferences_of(method)
     return found is not None and found.scored and not found.reference and not found.beside
-
-
-def _says_its_step(read: FileReading) -> bool:
-    """Whether the flags that a script is given say what its step takes: it fits by them, whatever the
-    script's text, which nobody has, does besides, where no flag of its own names what is held beside. That it
-    does not fit is not said by them alone.
-    """
-    if any(ADDS.search(at) for at, _ in read.unknown):
-        return False
-    return "config" not in read.values and all(not names.isdisjoint(read.values) for names in STEP_FLAGS)
 
 
 def _defaulted_flag_remarks(read: FileReading, told: str, given: Mapping[str, Any]) -> Iterator[str]:

@@ -72,6 +72,15 @@ class Sharding(Enum):
         return self is Sharding.PER_PARAMETER_SHARDS
 
     @property
+    def hands_out_dtensors(self) -> bool:
+        """Whether the parameters that an optimizer is given are DTensors. bitsandbytes' steps are operators
+        without a sharding strategy, which are given them beside plain tensors: torch stops at the first step
+        (bitsandbytes 0.50.2 functional.py:1192, optimizer_update_8bit_blockwise, and :1137,
+        optimizer_update_32bit; torch 2.13 distributed/tensor/_dispatch.py).
+        """
+        return self is Sharding.PER_PARAMETER_SHARDS
+
+    @property
     def frees_as_asked(self) -> bool:
         """Whether ``reshard_after_forward`` is a choice of its own there."""
         return self is Sharding.PER_PARAMETER_SHARDS

@@ -65,6 +65,7 @@ from memsheet.report.shared.checked import Checked
 if TYPE_CHECKING:
     from memsheet.plan.options import InferOptions
 with late_functions(__name__):
+    from memsheet.questions.without_unmodelled import other_job_words
     from memsheet.report.answer import public_answer
 
 
@@ -236,6 +237,7 @@ def _check_job(
         cards_words=of_node
         or words_of_more_cards(question["gpus"], checked.answer)
         or _words_beside(question, job, files_read.reads),
+        other_job=other_job_words(job.unaccounted.words) if job.unaccounted.words else "",
         why_not=(*unreadable, *checked.why_not),
         no_model="" if name or unreadable else unnamed_words(files_read.reads, files_read.texts),
         keys_alone=not cards and all(map(names_no_model, files_read.reads.values())),

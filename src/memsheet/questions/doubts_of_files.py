@@ -11,7 +11,7 @@ from memsheet.budget import Answer, Result, budget_of, worst_sheet
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, FoundMistake, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, requested_host_memory
-from memsheet.exchange.mistakes.case import TRAINERS
+from memsheet.exchange.mistakes.case import ENGINE_REFUSES, TRAINERS
 from memsheet.exchange.shared.file_format import EVERYTHING, MORE, FileReading, Moved
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
@@ -263,12 +263,25 @@ def bytes_beyond(mistakes: tuple[tuple[Rule, FoundMistake], ...]) -> tuple[Moved
 
 
 def refusal_doubt(mistakes: tuple[tuple[Rule, FoundMistake], ...], answer: Answer | None) -> Doubt:
-    """Whether the program takes the files at all: the release that the sheet is of would not."""
-    told = [f"{found.where} {found.says}" for _, found in mistakes if found.may_stop]
+    """Whether the program takes the files at all: the release that the sheet is of would not. What an engine
+    refuses of a plan is told with what stands in for it.
+    """
+    may_stop = (found for rule, found in mistakes if found.may_stop and rule.id != ENGINE_REFUSES)
+    told = [f"{found.where} {found.says}" for found in may_stop]
     if not told or answer is None or answer.verdict is None:
         return Doubt("")
     device = answer.verdict.device
     return Doubt("; ".join(told), int(device.low), int(device.high))
+
+
+def unheard_doubt(mistakes: tuple[tuple[Rule, FoundMistake], ...], answer: Answer | None) -> Doubt:
+    """What is meant by keys that their program ignores, each like one that moves the sheet: corrected, it may
+    need any more. What does not fit as it stands does not.
+    """
+    told = [f"{found.where} {found.says} ({found.cure})" for _, found in mistakes if found.unheard]
+    if not told or answer is None or answer.verdict is None:
+        return Doubt("")
+    return Doubt("; ".join(told), int(answer.verdict.device.low), no_most=True)
 
 
 def host_memory_doubt(mistakes: tuple[tuple[Rule, FoundMistake], ...], answer: Answer | None) -> Doubt:

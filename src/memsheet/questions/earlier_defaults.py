@@ -12,8 +12,9 @@ from memsheet.exchange import in_earlier_dtype
 from memsheet.exchange.mistakes import Case
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.older_keys import class_of_method, left_to_release, older_keys
 from memsheet.exchange.shared.script_places import RELEASE_DEFAULTS, SCRIPT
-from memsheet.exchange.shared.trainer_names import METHODS, keys_left_to_release
+from memsheet.exchange.shared.trainer_names import METHODS
 from memsheet.exchange.verdict_doubts import Doubt, both_doubts
 from memsheet.frozen import NamedTuple
 from memsheet.plan.job import Work
@@ -145,7 +146,8 @@ def _keys_left_to_release(read: FileReading) -> frozenset[str]:
         return frozenset()
     if read.form.name != TRL:
         return frozenset(read.values.get(f"{SCRIPT}.{RELEASE_DEFAULTS}") or ())
-    return frozenset(keys_left_to_release(read.values))
+    older = tuple(older_keys(class_of_method(str(dict(read.unmodelled).get("method", "SFT"))), read.values))
+    return frozenset(left_to_release(read.values, older))
 
 
 OF_EARLIER = frozenset({

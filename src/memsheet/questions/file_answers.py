@@ -82,6 +82,7 @@ def account_job(
         alone = {at: held for at, held in whole.request.items() if not at.startswith(DRAFTING)}
         whole = replace(whole, request={**alone, **usual})
     answer, why_not, without = _answer_or_reasons(ask, whole.request, said)
+    asked = whole.request
     said_there = {at: held for at, held in without.request.items() if at not in usual}
     whole = replace(whole, request=said_there, assumed=(*whole.assumed, *without.assumed))
     if answer is None and "engine" not in {**whole.request, **said} and any(map(OF_ENGINE.match, why_not)):
@@ -110,7 +111,9 @@ def account_job(
         whole = replace(whole, request={**whole.request, LENGTH: length}, assumed=(fitted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     more = beside_draft(strange, answer)
-    refused = () if answer else _engine_refusals(ask, whole.request)
+    refused = (
+        _engine_refusals(ask, asked if answer else whole.request) if without.doubt.words or not answer else ()
+    )
     return AccountedJob(ask, whole, answer, why_not, both_doubts(without.doubt, more), refused=refused)
 
 

@@ -35,6 +35,7 @@ with late_functions(__name__):
     from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
     from memsheet.guard.toml import parse_toml
     from memsheet.questions.export import pick_plan
+    from memsheet.questions.pasted import told_name
 
 
 MAX_FILES = 64
@@ -87,7 +88,7 @@ def read_texts_and_plan(files: tuple[str, ...], plan: Any) -> tuple[dict[str, st
             continue
         script = marimo_script(text) if path.suffix == CODE else text
         script = notebook_script(text, path.name, parse_json) if path.suffix == NOTEBOOK else script
-        texts[path.name if len(files) == 1 else str(path)] = script
+        texts[told_name(path, files)] = script
     return texts, plan or {}
 
 
@@ -95,11 +96,7 @@ def files_as_they_lie(files: tuple[str, ...], texts: Mapping[str, str]) -> dict[
     """The path and the text of each of ``texts`` (``read_texts_and_plan``) by its name, before anything is
     put into it.
     """
-    named = {
-        path.name if len(files) == 1 else str(path): str(path)
-        for file in files
-        for path in paths_of(Path(file))
-    }
+    named = {told_name(path, files): str(path) for file in files for path in paths_of(Path(file))}
     return {name: (named[name], text) for name, text in texts.items() if name in named}
 
 

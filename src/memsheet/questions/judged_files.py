@@ -26,6 +26,7 @@ from memsheet.questions.doubts_of_files import (
     may_fit,
     moved_bytes,
     refusal_doubt,
+    unheard_doubt,
     with_changes_in_host_memory,
     with_host_short,
     with_moved_range,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 with late_functions(__name__):
     from memsheet.questions.cures_in_files import cure_in_files
     from memsheet.questions.sure_changes import changed_values, with_judged_changes
+    from memsheet.questions.without_unmodelled import other_job_words
 
 NOTHING: Mapping[str, str] = {}
 MACHINES = ("nodes", "per_node", "host_memory", "cluster")
@@ -110,6 +112,7 @@ def judge_job(
     doubt = both_doubts(doubt, limit_doubt(answer, case, flags))
     doubt = both_doubts(doubt, host_memory_doubt(mistakes, answer))
     doubt = both_doubts(doubt, refusal_doubt(mistakes, answer))
+    doubt = both_doubts(doubt, unheard_doubt(mistakes, answer))
     doubt = both_doubts(doubt, cut_experts_doubt(answer, reads, flags))
     doubt = both_doubts(doubt, expert_bits_doubt(answer, case, flags))
     doubt = both_doubts(doubt, expert_adapter_doubt(answer, case, flags))
@@ -126,7 +129,10 @@ def judge_job(
     told = with_moved_range(without_stand_in_log(widen_verdict(changed, doubt), reads), answer, moved)
     told = with_host_short(told, reads, mistakes)
     unsure = told is not None and told.verdict is not None and told.verdict.result is not Result.FITS
-    if unsure and job.ask.get("fix", True):
+    other = job.unaccounted.words and other_job_words(job.unaccounted.words)
+    if told and told.verdict and other:  # whose changes help no one
+        told = replace(told, verdict=replace(told.verdict, cheapest_fix=None, unsought=True), ways_to_fit=())
+    elif unsure and job.ask.get("fix", True):
         told = with_judged_changes(
             told,
             answer,
@@ -230,6 +236,7 @@ def _judge_several(
         doubt = both_doubts(doubt, Doubt("; ".join(unsaid), found.least_bytes, no_most=True))
     doubt = both_doubts(doubt, _shorter_rows_doubt(found))
     doubt = both_doubts(doubt, refusal_doubt(mistakes, found.answer))
+    doubt = both_doubts(doubt, unheard_doubt(mistakes, found.answer))
     earlier = earlier_defaults_doubt(found.reads, found.answer, case, flags, alone=job.answer)
     doubt = both_doubts(doubt, earlier)
     mistakes = tuple(one for one in mistakes if one[0].id not in OF_PHASES)

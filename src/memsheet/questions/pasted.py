@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -131,3 +132,14 @@ def _ending_of(text: str) -> str:
         return "toml"
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
     return "yaml" if re.match(r"^[\w.-]+:(?:\s|$)", first) else "sh"
+
+
+TYPED = "memsheet-typed-"
+"""How folders begin that hold what was typed in the place of files, which has no place to tell."""
+
+
+def told_name(path: Path, files: tuple[str, ...]) -> str:
+    """What a file is called in words: its last name where it is the only one, else as it was named."""
+    typed = next((one for one in path.parents if one.name.startswith(TYPED)), None)
+    short = str(path.relative_to(typed)) if typed else str(path)
+    return path.name if len(files) == 1 else str(path) if short in files else short

@@ -177,6 +177,9 @@ STAND_INS = (
     StandIn("precision", r"is not how \S+ trains", _usual_precision),
     StandIn("mesh.cp", "not modelled", _whole_sequences),
     StandIn("context_parallel_comm", "not modelled", _whole_sequences),
+    StandIn(
+        "optimizer.implementation", "takes no DTensor", lambda *_: {"optimizer.implementation": "torchao"}
+    ),
     StandIn("layers_per_stage", "is not a list of whole numbers", lambda *_: {"layers_per_stage": None}),
     StandIn(
         "mesh.tp",

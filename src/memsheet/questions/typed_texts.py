@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from memsheet.errors import input_error
 from memsheet.guard import is_file, is_folder, read_stdin
 from memsheet.questions.files_on_disk import MOST_BYTES
-from memsheet.questions.pasted import named_by_content
+from memsheet.questions.pasted import TYPED, named_by_content
 
 STDIN, COMMAND = "stdin", "command"
 
@@ -41,7 +41,7 @@ def files_of_texts(files: Sequence[str], command: Sequence[str]) -> Iterator[tup
     if not typed:
         yield tuple(named)
         return
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(prefix=TYPED) as folder:
         places = {}
         for at, (word, (stem, text)) in enumerate(typed.items()):
             own = Path(folder) / (f"{at}" if at else ".")

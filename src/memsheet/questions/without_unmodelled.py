@@ -218,4 +218,17 @@ def _problem_words(problem: Problem) -> str:
     return f"the sheet is without {problem.field} = {problem.value}, which {problem.reason}{told}"
 
 
+OTHER_JOB = late_pattern(
+    r"the sheet is (?:without (?:mesh|quantization|adapter\.(?:rank|kind)|offload|loss)\b"
+    r"|of (?:model|quantization\.weights|adapter\.kind) = )[^;]*"
+)
+"""Of what is told, what makes the sheet one of a job that needs several times as much, or a part."""
+
+
+def other_job_words(words: str) -> str:
+    """That the sheet is of another job than the files ask for, and of which; empty where it is of theirs."""
+    told = [one[0].removeprefix("the sheet is ") for one in OTHER_JOB.finditer(words)]
+    return f"below, the sheet of another job: {'; '.join(told)}" if told else ""
+
+
 NEAREST = late_pattern(r"did you mean [^?]+\?")

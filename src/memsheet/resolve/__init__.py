@@ -62,7 +62,7 @@ from memsheet.resolve.workload import max_model_len_of, sequences_of, training_o
 
 with late_functions(__name__):
     from memsheet.resolve.adapters import adapter_of, in_base_dtype
-    from memsheet.resolve.optimizer import optimizer_of
+    from memsheet.resolve.optimizer import asks_bitsandbytes, optimizer_of
     from memsheet.resolve.recorded_serving import check_recorded_serving
     from memsheet.resolve.speculative import speculative_of
 
@@ -292,7 +292,7 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     task = request.get("task") or "train"
     several = (cluster.count if cluster else mesh_product(request)) > 1
     alone = request.get("zero") == 0 or request.get("schedule") == Schedule.NAIVE.value
-    sharded = task == "train" and several and not alone
+    sharded = task == "train" and several and not (alone or _needs_whole_tensors(request))
     paged = task == "infer" and serves_in_pages(model)
     default = SHARDED if sharded else PAGED_SERVER if several and paged else ONE_GPU
     if task == "infer" and model is not None and model.in_gguf:
@@ -304,6 +304,11 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     return default
 
 
+def _needs_whole_tensors(request: Request) -> bool:
+    """Whether the optimizer that is asked for steps no parts of tensors, and nobody divides them."""
+    return request.get("zero") is None and asks_bitsandbytes(request)
+
+
 def _resolve_engine(
     gaps: RequestResolver, task: str, cluster: Cluster | None, model: ModelSpec | None
 ) -> Engine:
@@ -313,6 +318,8 @@ def _resolve_engine(
     )
     if name == SHARDED and task == "train" and not gaps.request.get("engine"):
         gaps.assumed[-1] += OTHER_LAYOUT
+    if name == ONE_GPU and task == "train" and several and not gaps.request.get("engine"):
+        gaps.assumed[-1] += BITSANDBYTES_LAYOUT if _needs_whole_tensors(gaps.request) else ""
     engine = find_engine(name)
     if engine is None or task not in engine.tasks:
         known = [e for e in MODELLED if (found := find_engine(e)) and task in found.tasks]
@@ -326,6 +333,7 @@ def _resolve_engine(
 
 
 OTHER_LAYOUT = " (GPUs share states; --zero 0 keeps a whole copy on each, as DDP does)"
+BITSANDBYTES_LAYOUT = " (a whole copy on each GPU: bitsandbytes steps no parts of tensors that fsdp2 divides)"
 """What is told where nobody says how several GPUs train."""
 
 

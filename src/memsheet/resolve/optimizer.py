@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.plan import PAGED, Implementation, Optimizer, OptimizerName
@@ -18,15 +21,17 @@ GALORE_RANK = 128
 
 
 def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
-    spelled = gaps.request.get("optimizer.name")
-    plain = str(spelled).lower().replace("-", "").replace("_", "")
-    known = {member.value.replace("_", ""): member.value for member in OptimizerName}
     names = RequestResolver(
-        {"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))},
+        {"optimizer.name": _plain_name(gaps.request.get("optimizer.name"))},
         gaps.assumed,
         gaps.problems,
     )
+    if engine.sharding.hands_out_dtensors and asks_bitsandbytes(gaps.request):
+        _refuse_bitsandbytes(gaps, engine)
+        return Optimizer(name=OptimizerName.ADAMW, implementation=engine.default_implementation)
     name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
+    if names.is_wrong("optimizer.name"):  # how it is stepped is of that one
+        return Optimizer(name=name, implementation=engine.default_implementation)
     allowed = _optimizer_implementations(name, engine)
     default = engine.default_implementation if engine.default_implementation in allowed else allowed[0]
     chosen = gaps.choice("optimizer.implementation", default, allowed, name.value)
@@ -40,6 +45,39 @@ def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
             "galore has projections",
         )
     return Optimizer(name=name, implementation=chosen)
+
+
+def _plain_name(spelled: Any) -> Any:
+    """The plan's word for an optimizer by any of its names; what was written where it is none of them."""
+    plain = str(spelled).lower().replace("-", "").replace("_", "")
+    known = {member.value.replace("_", ""): member.value for member in OptimizerName}
+    return OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))
+
+
+def asks_bitsandbytes(request: Mapping[str, Any]) -> bool:
+    """Whether bitsandbytes, named or alone in having the optimizer that is, steps the parameters."""
+    said = request.get("optimizer.implementation")
+    alone = any(
+        member.value == _plain_name(request.get("optimizer.name"))
+        for member, ways in _OTHERS.items()
+        if ways == (Implementation.BNB,) and member is not OptimizerName.ADAMW_8BIT
+    )
+    return said == Implementation.BNB.value or (said is None and alone)
+
+
+def _refuse_bitsandbytes(gaps: RequestResolver, engine: Engine) -> None:
+    """Say that the first step stops (``Sharding.hands_out_dtensors``), and what is stepped there."""
+    field = "optimizer.implementation" if gaps.request.get("optimizer.implementation") else "optimizer.name"
+    other = "torchao's adamw_8bit (optim: adamw_torch_8bit)"
+    other = other if OptimizerName.ADAMW_8BIT in engine.optimizers else "adamw"
+    copies = f", or engine {engine.whole_copies_by}" if engine.whole_copies_by else ""
+    gaps.wrong(
+        field,
+        gaps.request[field],
+        f"bitsandbytes takes no DTensor, which {engine.name}'s parameters are: torch stops at the first step",
+        f"{other}{copies}",
+        refused=True,
+    )
 
 
 _TORCH = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)

@@ -74,6 +74,15 @@ def test_a_typed_command_names_files_that_lie_here(
     assert found["sheet"]["plan"]["seq_len"] == 1024
 
 
+def test_a_typed_command_is_called_alike_in_every_run_beside_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n")
+    monkeypatch.chdir(tmp_path)
+    said = [ask(capsys, "fsdp.yaml", *GPUS, "--", *COMMANDS[1].split())[1] for _ in range(2)]
+    assert said[0] == said[1]
+
+
 def test_files_behind_the_dashes_are_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,3 +225,31 @@ def test_sdpa_stands_for_the_flash_package_where_the_job_fits_with_all_that_this
 
 
 ABSENT = input_error("attention", "flash", "is the flash-attn package's, which is not installed")
+
+
+QLORA_ZERO = (
+    "accelerate launch --num_processes 8 --use_deepspeed --zero_stage 3 --mixed_precision bf16 sft.py "
+    "--model_name_or_path meta-llama/Llama-3.3-70B-Instruct --use_peft --lora_r 16 --load_in_4bit "
+    "--max_length 8192 --per_device_train_batch_size 1 --gradient_checkpointing --bf16\n"
+)
+WHOLE_ZERO = QLORA_ZERO.replace("--load_in_4bit ", "")
+
+
+def test_a_base_in_other_bits_is_named_above_the_verdict_and_has_no_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script := tmp_path / "run.sh").write_text(QLORA_ZERO)
+    found = memsheet.check(script, gpus="8xL40S")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.other_job
+    assert (found.answer.verdict.cheapest_fix, found.answer.ways_to_fit) == (None, ())
+    main(["check", str(script), "--gpus", "8xL40S"])
+    said = capsys.readouterr().out
+    assert said.index("another job") < said.index("UNCERTAIN")
+    assert "What helps" not in said
+
+
+def test_a_job_of_its_own_has_no_such_line(tmp_path: Path) -> None:
+    (script := tmp_path / "run.sh").write_text(WHOLE_ZERO)
+    assert not memsheet.check(script, gpus="8xL40S").other_job

@@ -18,8 +18,8 @@ WHOLE_TENSORS: Mapping[OptimizerName, tuple[Implementation, ...]] = {
 SHARDED_TENSORS: Mapping[OptimizerName, tuple[Implementation, ...]] = {
     OptimizerName.SGD: (Implementation.FOREACH, Implementation.LOOP),
     OptimizerName.SGD_MOMENTUM: (Implementation.FOREACH, Implementation.LOOP),
-    OptimizerName.ADAMW_8BIT: (Implementation.TORCHAO, Implementation.BNB),
+    OptimizerName.ADAMW_8BIT: (Implementation.TORCHAO,),
 }
-"""torchao's states are of the part that a rank has (torchao 0.18.0 optim/adam.py:64-86); bitsandbytes counts
-a DTensor's elements as one GPU's (0.50.2 optim/optimizer.py: p.numel() in init_state). DTensor shards no
-fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
+"""torchao's states are of the part that a rank has (torchao 0.18.0 optim/adam.py:64-86); bitsandbytes' steps
+take no DTensor (``Sharding.hands_out_dtensors``). DTensor shards no fused SGD (torch 2.13
+distributed/tensor/_ops/_pointwise_ops.py)."""

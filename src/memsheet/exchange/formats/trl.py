@@ -16,6 +16,13 @@ from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.gathered_outputs import gathered_moves
 from memsheet.exchange.shared.keys_of_methods import OF_OTHER_METHODS
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.older_keys import (
+    LIGER_LOSS,
+    OlderKey,
+    class_of_method,
+    older_keys,
+    recomputes_by_itself,
+)
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.row_lengths import both_parts
@@ -214,7 +221,23 @@ def _read_sft_loss_type(value: Any, values: Values) -> Mapping[str, Any]:
     """In pieces, unless that is said otherwise or Liger makes it (trainer/sft_config.py:336)."""
     if _trl_method(values) != SUPERVISED or values.get("use_liger_kernel") is True:
         return {}
+    if "loss_type" not in values and _older_keys(values):
+        return {"loss": "plain"}
     return {"loss": loss} if (loss := LOSSES.get(str(value))) else {}
+
+
+def _older_keys(values: Values) -> tuple[OlderKey, ...]:
+    return tuple(older_keys(class_of_method(_trl_method(values)), values))
+
+
+def _read_recompute(value: Any, values: Values) -> Mapping[str, Any]:
+    """The switch; nothing of its default where a key is of releases without."""
+    left = "gradient_checkpointing" not in values and not recomputes_by_itself(_older_keys(values))
+    return {} if left else row_of(TRANSFORMERS, "gradient_checkpointing").read(value, _as_script(values))
+
+
+def _read_liger_loss(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"loss": "fused"} if value is True and _older_keys(values) else {}
 
 
 def _read_only_row(at: str, back: Any, source: str, **more: Any) -> Key:
@@ -265,8 +288,9 @@ KEYS = (
     _read_only_row("max_seq_length", _read_max_length, "TRL 0.19.1 trainer/sft_config.py:244-261: its name before max_length"),
     *(_trainer_row(row.at) for row in TRANSFORMERS.keys if not row.at.startswith(f"{SCRIPT}.") and row.at not in OWN_ROWS),
     _trainer_row("fp16", out=_autocast_switch("fp16")), _trainer_row("bf16", usual=own_default("trl", "bf16"), out=_autocast_switch("bf16")),
-    _trainer_row("gradient_checkpointing", usual=own_default("trl", "gradient_checkpointing")),
+    replace(row_of(TRANSFORMERS, "gradient_checkpointing"), back=_read_recompute, usual=own_default("trl", "gradient_checkpointing")),
     _trainer_row("use_liger_kernel", out=lambda a: True if a.get("loss") == "fused" else None),
+    _read_only_row(LIGER_LOSS, _read_liger_loss, "TRL 0.27.2 trainer/{grpo,dpo}_config.py: its name before use_liger_kernel"),
     Key(at="dtype", out=dtype_out, back=_read_trl_dtype, usual=own_default("trl", "dtype"), source=M),
     Key(at="attn_implementation", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_read_trl_attention, source=M),
     _read_only_row(COMPLETION, _read_completion_length, "trainer/grpo_config.py, dpo_config.py"),

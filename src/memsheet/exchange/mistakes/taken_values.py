@@ -196,10 +196,6 @@ REFUSED = (
     Together(format="axolotl", where={"load_in_8bit": (True,), "adapter": ("qlora",)}, says="is on, and adapter qlora takes four bits", cure="adapter: lora, or load_in_4bit", source=f"{_AX}/peft.py:216"),
     Together(format="axolotl", where={"load_in_4bit": (True,), "load_in_8bit": (True,)}, says="is on, and load_in_8bit is, too", cure="one of the two", source=f"{_TF} utils/quantization_config.py:456"),
     Together(
-        format="axolotl", where={"optimizer": ("adamw_bnb_8bit", "adamw_8bit")}, engine="fsdp2", says="is bitsandbytes', which axolotl refuses with FSDP2",
-        cure="adamw_torch_8bit", source=f"{_AX}/validation.py:1140-1154",
-    ),
-    Together(
         format="axolotl", where={"optimizer": _EIGHT_BITS, "fsdp_config.offload_params": (True,)}, engine="fsdp1", says="is refused by axolotl where FSDP1 offloads",
         cure="adamw_torch_fused, or fsdp_version: 2 with adamw_torch_8bit", source=f"{_AX}/validation.py:1127-1137",
     ),

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from memsheet.errors import nearest_words
-from memsheet.exchange.mistakes.case import ENGINE_REFUSES, Case, FoundMistake, Rule
+from memsheet.exchange.mistakes.case import ENGINE_REFUSES, TRAINERS, Case, FoundMistake, Rule
 from memsheet.exchange.mistakes.server_case import server_commands
 from memsheet.exchange.mistakes.taken_values import (
     REFUSED,
@@ -20,7 +20,15 @@ from memsheet.exchange.mistakes.taken_values import (
 )
 from memsheet.exchange.shared.file_format import UNSET, FileReading, Key
 from memsheet.exchange.shared.launched_script import PROGRAM
-from memsheet.exchange.shared.program_releases import is_key_typo, is_word_slip, keys_known, release_numbers
+from memsheet.exchange.shared.older_keys import OlderKey, class_of_method, older_keys
+from memsheet.exchange.shared.program_releases import (
+    is_key_typo,
+    is_word_slip,
+    keys_known,
+    package_release,
+    release_numbers,
+)
+from memsheet.exchange.shared.script_places import OLDER_WORDS, SCRIPT
 from memsheet.patterns import late_pattern
 from memsheet.plan.model import Attention
 
@@ -97,28 +105,42 @@ def _refused_value(where: str, read: FileReading, row: AllowedValues, value: str
 
 
 def _keys_of_older_releases(case: Case) -> Iterator[FoundMistake]:
-    """A key that newer releases of the program stop at, and that is read as older ones have it."""
-    for name, read in case.reads.items():
-        for (form, at), (last, since, cure) in OLDER_KEYS.items():
-            if read.form.name != form or at not in read.values or not read.form.program_known(read.values):
+    """A key that newer releases of TRL stop at, and that is read as older ones have it."""
+    for name, read in case.of(*TRAINERS):
+        said = release_numbers(_trl_release(read, case.texts.get(name, "")))
+        for at, one in _older_keys(read):
+            if said and said < one.since:
                 continue
-            said = release_numbers(read.release)
-            if said and said < release_numbers(since):
-                continue
-            tool = read.form.tested.split()[0]
+            last, since = (".".join(map(str, numbers)) for numbers in (one.last, one.since))
             yield FoundMistake(
                 where=f"{name}: {at}",
-                says=f"is no key since {tool} {since}, which stops at it; {last} and older take it",
-                cure=f"{cure}, or --engine-version with the release",
+                says=f"is no key since TRL {since}, which stops at it; {last} and older take it",
+                cure=f"{one.now}, or --engine-version with the release",
                 stops=bool(said),
                 may_stop=not said,
             )
 
 
-OLDER_KEYS = {("trl", "max_seq_length"): ("0.19", "0.20", "max_length")}
-"""By format and key: the last release that takes it, the first that does not, and its name there (the wheels
-of TRL 0.19.1 and 0.20.0: trl/trainer/sft_config.py).
-"""
+def _trl_release(read: FileReading, text: str) -> str:
+    """TRL's release by which a file is read: of a script, whose arguments are transformers', a number below
+    those that transformers has had since there is a TRL.
+    """
+    own = read.form.name == TRL or release_numbers(read.release) < (4,)
+    return read.release if own and read.release else package_release(TRL, text)
+
+
+def _older_keys(read: FileReading) -> Iterator[tuple[str, OlderKey]]:
+    """Where a recipe of TRL's, or a script's configuration of its, says such a key."""
+    values = read.values
+    if read.form.name == TRL and read.form.program_known(values):
+        name = class_of_method(str(dict(read.unmodelled).get("method", "SFT")))
+        yield from ((one.key, one) for one in older_keys(name, values))
+    if words := values.get(f"{SCRIPT}.{OLDER_WORDS}"):
+        name = str(values.get(f"{SCRIPT}.reads")).partition(" ")[0]
+        yield from ((one.key, one) for one in older_keys(name, dict.fromkeys(words, True)))
+
+
+TRL = "trl"
 
 
 def _fitting(row: AllowedValues) -> str:
@@ -152,7 +174,20 @@ def _engine_refusals(case: Case) -> Iterator[FoundMistake]:
         )
         told = "" if problem.value is None else f"{problem.value}: "
         cure = _in_server_flags(case, problem.hint)
-        yield FoundMistake(where=where, says=f"{told}{problem.reason}", cure=cure, stops=True)
+        sure = not (problem.field.startswith("optimizer.") and _is_divided_by_release(case))
+        says = f"{told}{problem.reason}"
+        yield FoundMistake(where=where, says=says, cure=cure, stops=sure, may_stop=not sure)
+
+
+def _is_divided_by_release(case: Case) -> bool:
+    """Whether which FSDP divides the states is a default of the Trainer's release: 2 in the newest
+    (transformers 5.23.0 training_args.py:2826), accelerate's own, 1, before (4.57.6
+    training_args.py:2003-2030 says none).
+    """
+    return any(
+        read.values.get("fsdp") and "fsdp_config.version" not in read.values and not read.release
+        for _, read in case.of(*TRAINERS)
+    )
 
 
 OWN_FLAGS = {"--page-tokens": "page", "--kv-dtype": "cache", "--tp": "tp", "--memory-fraction": "fraction"}
@@ -340,7 +375,10 @@ VALUES = (
     ),
     Rule(
         id="key-of-older-release",
-        source="TRL 0.19.1 and 0.20.0 trl/trainer/sft_config.py; trl/scripts/utils.py: TrlParser",
+        source=(
+            "TRL 0.15.2, 0.16.0, 0.19.1, 0.20.0, 0.27.2, 0.28.0 and 0.29.0 trl/trainer/*_config.py, "
+            "sft_trainer.py, dpo_trainer.py; trl/scripts/utils.py: TrlParser"
+        ),
         looks=_keys_of_older_releases,
     ),
     Rule(

@@ -523,6 +523,7 @@ def nearest_known_key(form: Format, at: str) -> str:
         and _names_are_similar(last, name.rpartition(".")[2])
     ]
     meant = [name for name in names if last in _words_for_the_same(name.rpartition(".")[2])]
+    meant.sort(key=lambda name: (name not in own, name.rpartition(".")[0] != group))
     return (moved or meant or own or other or [""])[0]
 
 

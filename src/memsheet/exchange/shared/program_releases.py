@@ -29,9 +29,13 @@ def stated_release(form: Format, text: str) -> str:
     """The release that a requirement says (``pip install trl==0.24.0``), the last one; nothing where none
     does.
     """
+    return package_release(PACKAGES.get(form.name) or form.tested.split()[0].lower(), text)
+
+
+def package_release(package: str, text: str) -> str:
+    """The release of a package that a requirement says; nothing where none does."""
     if "==" not in text:
         return ""
-    package = PACKAGES.get(form.name) or form.tested.split()[0].lower()
     found = re.findall(rf"(?<![\w.-]){re.escape(package)}(?:\[[\w,-]{{0,80}}\])?{_RELEASE}", text)
     return str(found[-1]) if found else ""
 

@@ -6,6 +6,8 @@ from memsheet.patterns import late_pattern
 
 RELEASE_DEFAULTS = "left_to_release"
 """Keys that nobody says and whose default TRL has changed."""
+OLDER_WORDS = "of_older_release"
+"""Keys of TRL's that newer releases stop at."""
 BITS, UNMADE, LIKELY_NAME = "BitsAndBytesConfig", "unmade", "likely_name"
 OWN_TRAINER = "own_trainer"
 """That what trains is a class of somebody's own."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.built_models import BUILT, built_model_keys
-from memsheet.exchange.shared.colocated_server import trl_colocated_share
 from memsheet.exchange.shared.file_format import UNSET, Format, is_key
 from memsheet.exchange.shared.further_models import FURTHER, WEIGHTS, frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.given_models import models_beside
@@ -46,9 +45,8 @@ from memsheet.exchange.shared.python_branches import (
 from memsheet.exchange.shared.python_config import call_node, flatten_constructor, named_calls, read_module
 from memsheet.exchange.shared.python_module import Module, attribute_path
 from memsheet.exchange.shared.python_values import ASKS_BF16
-from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.role_names import constant_values, flag_values, role_value
-from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, both_parts, tokenized_length, trainer_length
+from memsheet.exchange.shared.row_lengths import USUAL_LENGTH, tokenized_length, trainer_length
 from memsheet.exchange.shared.script_environment import script_allocator_key
 from memsheet.exchange.shared.script_flags import flags_in_call, known_flags
 from memsheet.exchange.shared.script_places import (
@@ -56,7 +54,6 @@ from memsheet.exchange.shared.script_places import (
     BITS,
     BRANCH,
     CLASS,
-    COLOCATED,
     COMMAND_FLAGS,
     DEFAULTS,
     INLINE,
@@ -67,7 +64,6 @@ from memsheet.exchange.shared.script_places import (
     OF_TRAINER,
     OWN_FIELDS,
     OWN_TRAINER,
-    RELEASE_DEFAULTS,
     SCOPE,
     SCRIPT,
     SEVERAL,
@@ -84,16 +80,14 @@ from memsheet.exchange.shared.trainer_names import (
     PARSERS,
     PREPARES,
     RECOMPUTE,
-    SFT,
-    SFT_OWN,
     SFT_TRAINER,
     TRAINERS,
-    keys_left_to_release,
     own_trainers,
 )
+from memsheet.exchange.shared.trl_configurations import OF_LOADING, own_configuration_keys
 from memsheet.exchange.shared.unsloth_loads import unsloth_keys
 from memsheet.patterns import late_pattern
-from memsheet.plan.library_defaults import ADAPTERS_OF_TRL, own_default
+from memsheet.plan.library_defaults import ADAPTERS_OF_TRL
 
 UNPREPARED = late_pattern(r"skip_prepare_dataset[\"']?\s*[:=]\s*True")
 CUTS_TO = ("max_length", "max_seq_length", USUAL_LENGTH)
@@ -131,8 +125,7 @@ def arguments_of(
     taken = flags_in_call(module, call_node(module, last))
     taken = {at: flag for at, flag in taken.items() if said.get(at) in (UNSET, flag.default)}
     said |= {at: flag.default for at, flag in taken.items()}
-    own = _sft_config_keys(said) if name == SFT else _method_keys(name, said) if name in METHODS else {}
-    own |= _given_to_trainer(module) if name == SFT else {}
+    own = own_configuration_keys(name, module, said)
     own, said = _without_unmade_cut(text, own or _older_trainer_keys(module), said)
     beside_it = models_beside(module) if own.get("method") else {}
     said = {key: value for key, value in said.items() if key not in own}
@@ -233,10 +226,6 @@ def _without_unmade_cut(text: str, *told: dict[str, Any]) -> Iterator[dict[str, 
     return ({at: held for at, held in one.items() if at not in unmade} for one in told)
 
 
-OF_LOADING = "model_init_kwargs"
-"""What TRL's trainers load a model of that name with, the reference and those that reward as well (the wheel
-of TRL 1.10.0: trl/trainer/{sft,dpo,grpo,kto,rloo,reward}_trainer.py, create_model_from_path).
-"""
 BYTES = (
     CLASS, "per_device_train_batch_size", "max_length", "max_seq_length", "optim", "bf16", "fp16",
     "gradient_checkpointing", "deepspeed", "fsdp", "packing", "use_liger_kernel",
@@ -349,58 +338,6 @@ def _with_model_flag(module: Module, loaded: Mapping[str, Any]) -> dict[str, Any
         return dict(loaded)
     words = f"{told.value} of {told.name}, and what is loaded is open"
     return {**loaded, "model": told.value, LIKELY_NAME: words}
-
-
-def _sft_config_keys(said: dict[str, Any]) -> dict[str, Any]:
-    """TRL's own fields, and in ``said`` its defaults for what is not said."""
-    left = keys_left_to_release(said)
-    said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
-    if said.get("fp16") is not True:
-        said.setdefault("bf16", True)
-    usual = "nll" if said.get("use_liger_kernel") is True else own_default("trl", "loss_type")
-    return {
-        **({} if "max_seq_length" in said else {"max_length": own_default("trl", "max_length")}),
-        "loss_type": usual,
-        **({RELEASE_DEFAULTS: left} if left else {}),
-        **{key: said[key] for key in SFT_OWN if key in said},
-    }
-
-
-CUT, OF_METHODS = ("DPO", "KTO", "ORPO", "CPO", "BCO", "Reward", "GKD", "TPO"), 1024
-"""Methods whose configurations cut rows to as many tokens where nothing is said (huggingface/trl f2cd577
-trl/trainer/{dpo,kto,reward,sft}_config.py, experimental/{orpo,cpo,bco,tpo}: max_length)."""
-
-
-def _method_keys(name: str, said: dict[str, Any]) -> dict[str, Any]:
-    """The method of a configuration of TRL's other than SFT's, with the defaults that all of them have in
-    ``said``; the length of both of its parts where it says both.
-    """
-    left = {} if "gradient_checkpointing" in said else {RELEASE_DEFAULTS: ["gradient_checkpointing"]}
-    said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
-    if said.get("fp16") is not True:
-        said.setdefault("bf16", True)
-    whole = both_parts(said) or said.get("max_length")
-    share = trl_colocated_share(said)
-    usual = {USUAL_LENGTH: OF_METHODS} if METHODS[name] in CUT and said.get("max_length", 0) == 0 else {}
-    return {
-        "method": METHODS[name],
-        **left,
-        **({"max_length": whole} if isinstance(whole, int) else usual),
-        **({COLOCATED: share} if share is not None else {}),
-        **({OF_LOADING: said[OF_LOADING]} if OF_LOADING in said else {}),
-    }
-
-
-def _given_to_trainer(module: Module) -> dict[str, Any]:
-    """What TRL's trainer is given beside its configuration, before which it goes (huggingface/trl v0.12.0
-    trl/trainer/sft_trainer.py:206-217, 299-303).
-    """
-    given = next(named_calls(module, (SFT_TRAINER,), local=True), {})
-    length, packs = given.get("max_seq_length"), given.get("packing")
-    return {
-        **({"max_length": positive_count(length) or UNSET} if length is not None else {}),
-        **({"packing": packs} if packs is not None else {}),
-    }
 
 
 def _older_trainer_keys(module: Module) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from memsheet.exchange.shared.script_places import (
     BITS,
     BRANCH,
     COLOCATED,
+    OLDER_WORDS,
     OWN_LAYERS,
     RELEASE_DEFAULTS,
     WHOLE,
@@ -58,6 +59,7 @@ def unsloth_keys(module: Module, said: dict[str, Any], own: dict[str, Any]) -> d
         said.setdefault("bf16", True)
     own.pop("loss_type", None)
     own.pop(RELEASE_DEFAULTS, None)
+    own.pop(OLDER_WORDS, None)  # which its own trainers take in every release
     asked = (
         said.pop("max_seq_length", None),
         said.pop("max_length", None),

@@ -86,7 +86,12 @@ def room_lines(answer: Answer, look: Look) -> list[str]:
 
 def _in_vain(verdict: Verdict, answer: Answer) -> bool:
     """Whether changes were looked for, and none helps."""
-    searched = answer.plan.task == "train" and answer.trace is None and bool(answer.model.model_type)
+    searched = (
+        not verdict.unsought
+        and answer.plan.task == "train"
+        and answer.trace is None
+        and bool(answer.model.model_type)
+    )
     return searched and verdict.result is not Result.FITS and not _has_room(verdict, answer)
 
 

@@ -143,6 +143,9 @@ def _certain_reason(checked: Checked) -> str:
 
 
 def _check_verdict_lines(checked: Checked, look: Look) -> Iterator[str]:
+    if checked.other_job:
+        yield from _wrap_with_indent(checked.other_job, look.width, "")
+        yield ""
     if checked.cards_words:
         yield from _wrap_with_indent(checked.cards_words, look.width, "")
         yield ""

@@ -46,6 +46,7 @@ class Checked:
     on_cards: bool = False  # GPUs were named, so that a verdict was asked for
     keys_alone: bool = False  # files of a kind that names no model, looked over for mistakes of their keys
     common: tuple[OnCards, ...] = ()  # and where none were, what some common ones come to
+    other_job: str = ""  # of which other job the sheet is than of what the files ask for
     cards_words: str = ""  # what the named GPUs are taken for, where they are not all that the files start on
     beside_others: bool = False  # further servers hold bytes of the same cards
     written: Mapping[str, tuple[str, str]] = field(

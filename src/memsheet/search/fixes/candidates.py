@@ -13,7 +13,15 @@ from memsheet.frozen import dataclass, field
 from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster
 from memsheet.plan.dtypes import FP32, INT8
 from memsheet.plan.engine_registry import SEVERAL_GPUS, engine_of, find_engine
-from memsheet.plan.plan import AttentionKind, GradientSync, Loss, OptimizerName, Plan, RecomputeMode
+from memsheet.plan.plan import (
+    AttentionKind,
+    GradientSync,
+    Implementation,
+    Loss,
+    OptimizerName,
+    Plan,
+    RecomputeMode,
+)
 from memsheet.plan.workload import Training
 from memsheet.sheet import Sheet
 
@@ -224,8 +232,12 @@ def _optimizer_edit(asked: ChangedJob, before: OptimizerName, after: OptimizerNa
     optimizer = asked.plan.optimizer
     if optimizer is None or optimizer.name is not before or asked.plan.offload.optimizer:
         return None
-    implementation = {"optimizer.implementation": "bnb"} if asked.names("optimizer.implementation") else {}
-    known = after in engine_of(asked.plan).optimizers
+    engine = engine_of(asked.plan)
+    way = Implementation.TORCHAO if engine.sharding.hands_out_dtensors else Implementation.BNB
+    implementation = (
+        {"optimizer.implementation": way.value} if asked.names("optimizer.implementation") else {}
+    )
+    known = after in engine.optimizers
     return {"optimizer.name": after.value, **implementation} if known else None
 
 

@@ -308,5 +308,42 @@ def test_axolotl_refuses_eight_bit_optimizers_that_fsdp_cannot_divide(
 ) -> None:
     text = EIGHT.format(optimizer=optimizer, version=version, offload=offload)
     found = checked(tmp_path, {"a.yaml": text}, "8xH100-80GB")
-    assert (stops(found) == ["refused-together"]) is stopped
+    assert (len(stops(found)) == 1) is stopped
     assert (checked_exit_code(found) == 10) is stopped
+
+
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+"""
+SHARDED_TRAINER = """model_name_or_path: Qwen/Qwen3-8B
+bf16: true
+gradient_checkpointing: true
+per_device_train_batch_size: 1
+optim: {optim}
+"""
+
+
+@pytest.mark.parametrize(
+    ("optim", "stopped"),
+    [("adamw_bnb_8bit", True), ("adamw_8bit", True), ("paged_adamw_8bit", True), ("lion_8bit", True), ("adamw_torch_8bit", False)],
+)  # fmt: skip
+def test_bitsandbytes_stops_at_the_first_step_where_parameters_are_dtensors(
+    optim: str, stopped: bool, tmp_path: Path
+) -> None:
+    files = {"fsdp.yaml": ACCELERATE, "args.yaml": SHARDED_TRAINER.format(optim=optim)}
+    found = checked(tmp_path, files, "8xH100-80GB", seq_len=1024)
+    assert stops(found) == (["engine-refuses"] if stopped else [])
+    assert found.answer is not None
+    assert (checked_exit_code(found) == 10) is stopped
+
+
+def test_which_fsdp_divides_states_is_no_stop_where_the_release_decides(tmp_path: Path) -> None:
+    args = SHARDED_TRAINER.format(optim="adamw_bnb_8bit") + "fsdp: full_shard auto_wrap\n"
+    found = checked(tmp_path, {"args.yaml": args}, "8xH100-80GB", seq_len=1024)
+    assert not stops(found)
+    assert checked_exit_code(found) == 11

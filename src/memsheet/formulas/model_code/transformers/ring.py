@@ -36,7 +36,8 @@ def part_of_rank(plan: Plan) -> Plan:
 
 def ring_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What sequences over ranks were not compared with the real code for, and what accelerate or torch
-    refuses.
+    refuses. A fused loss takes labels that were shifted before they were cut, and a rank's tokens alone
+    (liger-kernel 0.8.5 transformers/model/llama.py:103, 124; transformers 5.23.0 trainer.py:2418-2446).
     """
     degree, low = plan.mesh.cp, plan.precision.compute
     if plan.context_parallel is None or plan.context_parallel is ContextParallel.ALL_TO_ALL:
@@ -54,7 +55,7 @@ def ring_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         (f"where {plan.training.seq_len} tokens are not {PIECES} pieces for each rank", agreed(plan.training.seq_len % (PIECES * degree) != 0)),
         ("of heads that are padded", any(dim % 8 for dim in dims)),
         ("beside tensor-parallel ranks", agreed(plan.mesh.tp > 1)),
-        (f"with a {plan.loss.value} loss", plan.loss is not Loss.PLAIN),
+        (f"with a {plan.loss.value} loss", plan.loss not in (Loss.PLAIN, Loss.FUSED)),
         ("with adapters", plan.adapter is not None),
         ("with dropout", plan.dropout > 0),
         ("with saved activations on the host", plan.offload.activations),

@@ -66,6 +66,16 @@ def test_a_rank_keeps_its_part_of_every_sequence_and_of_the_states() -> None:
     assert states[0] == states[1]
 
 
+def test_a_fused_loss_is_of_the_tokens_that_a_rank_has() -> None:
+    """Liger's takes the labels that were shifted before sequences were cut."""
+    alone, shared = sheet(cp=1, dp_shard=4, seq_len=512, loss="fused"), sheet(loss="fused")
+    of_loss = [
+        {one.path: one.at for one in held.items if one.path.startswith("loss/")} for held in (alone, shared)
+    ]
+    assert of_loss[0]
+    assert of_loss[0] == of_loss[1]
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -73,7 +83,6 @@ def test_a_rank_keeps_its_part_of_every_sequence_and_of_the_states() -> None:
         ({"attention": "eager"}, "with eager attention"),
         ({"seq_len": 2044}, "are not 2 pieces"),
         ({"precision": "fp32"}, "in fp32"),
-        ({"loss": "fused"}, "with a fused loss"),
         ({"context_parallel_comm": "ring"}, "not modelled for fsdp2"),
     ],
 )
