@@ -56,7 +56,9 @@ def drafting_of(spec: ModelSpec, plan: Plan) -> Drafting | None:
         plan,
         speculative=None,
         layers_per_stage=None,
-        options=replace(llama_cpp_options(plan), gpu_layers=None, host_experts=0, k_dtype=None),
+        options=replace(
+            llama_cpp_options(plan), gpu_layers=None, host_experts=0, tensor_overrides="", k_dtype=None
+        ),
         offload=replace(plan.offload, parameters=0.0),
         cache=replace(plan.cache, kv_dtype=FP16),
     )

@@ -21,8 +21,8 @@ from memsheet.exchange.shared.gguf_names import (
     plan_file_name,
 )
 from memsheet.exchange.shared.serve_command import Command
-from memsheet.exchange.shared.tensor_rules import LAYERS, host_expert_layers
 from memsheet.patterns import late_pattern
+from memsheet.plan.tensor_rules import tensor_rules
 
 VERSION = "llama.cpp 00dc8057"
 TABLE = "tools/server/README.md, Common params"
@@ -98,6 +98,7 @@ HOW = Command(
         "--models-autoload", "--agent", "--backend-sampling", "--color", "--multiline-input", "--simple-io", "--single-turn",
     }),
     words=frozenset({"--alias", "--api-key", "--hf-token", "--hf-repo", "--hf-file", "--tensor-split", "--model-draft", "--prompt", "--override-tensor"}),
+    joined=frozenset({"--override-tensor"}),
     variables=VARIABLES,
 )  # fmt: skip
 
@@ -121,13 +122,39 @@ def _parse_llama_command(text: str) -> Mapping[str, Any]:
             told, types = repository.lower().endswith("-gguf"), "Q4_K_M"
         found["--model"] = repository if told else f"{repository}:{types}"
         found.setdefault(PROJECTOR, not {"--mmproj", "--mmproj-url"} & found.keys())
-    layers = host_expert_layers(str(found.get("--override-tensor") or ""))
-    if layers is not None and not {"--cpu-moe", "--n-cpu-moe"} & found.keys():
-        found = {at: held for at, held in found.items() if at != "--override-tensor"}
-        found |= {"--cpu-moe": True} if layers == LAYERS else {"--n-cpu-moe": layers}
+    found = _with_experts_as_rules(found)
     if found["--model"] is None and isinstance(address := found.pop("--model-url", None), str):
         found["--model"] = address.rpartition("/")[2]
     return found
+
+
+def _with_experts_as_rules(found: dict[str, Any]) -> dict[str, Any]:
+    """Layers of experts that are counted before rules of names stand as rules before those: the first that
+    is found in a name decides (common/arg.cpp --cpu-moe, --n-cpu-moe).
+    """
+    order, rules = list(found), found.get("--override-tensor")
+    counted = [
+        at
+        for at in EXPERT_LAYERS
+        if found.get(at) and rules and order.index(at) < order.index("--override-tensor")
+    ]
+    for at in counted:
+        layers = found[at]
+        which = (
+            r"\d+" if layers is True else f"({'|'.join(map(str, range(layers)))})" if _is_few(layers) else ""
+        )
+        if which:
+            rules = rf"blk\.{which}\.ffn_(up|down|gate|gate_up)_exps=CPU,{rules}"
+    return {
+        at: rules if at == "--override-tensor" else held for at, held in found.items() if at not in counted
+    }
+
+
+EXPERT_LAYERS = ("--cpu-moe", "--n-cpu-moe")
+
+
+def _is_few(layers: Any) -> bool:
+    return isinstance(layers, int) and 0 < layers < 512
 
 
 def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
@@ -168,6 +195,10 @@ def _read_slots(value: Any, _: Values) -> Mapping[str, Any]:
 def _read_layer_count(value: Any, _: Values) -> Mapping[str, Any]:
     """A number of layers; all, auto and less than none are what fits, which is all where they do."""
     return {"serving.gpu_layers": value} if isinstance(value, int) and value >= 0 else {}
+
+
+def _are_read(rules: Any) -> bool:
+    return tensor_rules(str(rules)) is not None
 
 
 def _read_shares(value: Any, values: Values) -> Mapping[str, Any]:
@@ -240,6 +271,10 @@ KEYS = (
     Key(at="--tensor-split", says="serving.tensor_split", back=_read_shares, source=TABLE),
     Key(at="--split-mode", says="serving.split_mode", back=_read_split_mode, holds=("layer", "none"), instead="layers dealt to devices whole", source=TABLE),
     Key(at="--main-gpu", says="serving.main_gpu", back=_read_main_gpu, source=TABLE),
+    Key(
+        at="--override-tensor", says="serving.tensor_overrides", back=lambda v, _: {"serving.tensor_overrides": str(v)} if _are_read(v) else {},
+        reads=_are_read, source=TABLE,
+    ),
     Key(at="--n-cpu-moe", says="serving.host_experts", source=TABLE),
     Key(
         at="--cpu-moe", out=lambda _: None, back=lambda v, _: {"serving.host_experts": EVERY_LAYER} if v is True else {},
@@ -282,7 +317,7 @@ _REMOVED = "draft-max draft-min spec-ngram-size-n spec-ngram-size-m spec-ngram-m
 """Flags at which this release's parser stops ("the argument has been removed")."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "device": (),
-    "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "lora": (), "lora-scaled": (), "control-vector": (),
+    "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "lora": (), "lora-scaled": (), "control-vector": (),
     "control-vector-scaled": (), "control-vector-layer-range": (), "mmproj": (False,), "mmproj-url": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),
     "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,), "mmproj-device": (),
