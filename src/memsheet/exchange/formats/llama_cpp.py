@@ -43,9 +43,15 @@ OF_DRAFT = DRAFT | {
     f"--{name}"
     for name in (
         "spec-draft-ngl", "ctx-size-draft", "spec-draft-device", "spec-draft-type-k", "spec-draft-type-v", "override-tensor-draft", "cpu-moe-draft",
-        "n-cpu-moe-draft", "spec-replace", "threads-draft", "threads-batch-draft",
+        "n-cpu-moe-draft", "spec-replace",
     )
 }  # fmt: skip
+WHOLE_DRAFT: Mapping[str, tuple[Any, ...]] = {
+    "--spec-draft-ngl": ("auto", "all", *range(99, 1000)), "--spec-draft-type-k": ("f16",), "--spec-draft-type-v": ("f16",), "--ctx-size-draft": (0,),
+    "--n-cpu-moe-draft": (0,),
+}  # fmt: skip
+"""With the values that the sheet is of: all layers on the cards, a cache in fp16 as long as the model's."""
+DRAFTED = "--spec-draft-n-max"
 """A second model that drafts, and where it lies: weights, a cache and a compute buffer of its own."""
 _NAMED_ALIKE = (
     "model", "model-url", "docker-repo", "hf-repo", "hf-file", "ctx-size", "swa-full", "flash-attn", "kv-offload", "no-host", "cache-type-k", "cache-type-v",
@@ -157,15 +163,38 @@ def _is_few(layers: Any) -> bool:
     return isinstance(layers, int) and 0 < layers < 512
 
 
+def _read_draft(value: Any, values: Values) -> Mapping[str, Any]:
+    """A second model that drafts, by its file or its repository."""
+    tokens = values.get(DRAFTED)
+    return {
+        "speculative.method": "draft",
+        "speculative.model": gguf_model_name(str(value)),
+        "speculative.tokens": tokens if isinstance(tokens, int) and tokens > 0 else USUAL_DRAFTED,
+    }
+
+
+def _written_draft(asked: Values) -> str | None:
+    return str(asked["speculative.model"]) if asked.get("speculative.method") == "draft" else None
+
+
+USUAL_DRAFTED = 3
+"""Tokens of a draft where nobody says how many (tools/server/README.md, --spec-draft-n-max)."""
+
+
 def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
     """Cells of all sequences; 0 is what the model was made for."""
     return {} if value == 0 else {"serving.max_model_len": value}
 
 
 def _moved_by_defaults(values: Values, asked: Values) -> Iterable[Moved]:
-    if named := [f"{at} {values[at]}" for at in sorted(DRAFT) if values.get(at)]:
-        why = f"{named[0]}: the draft's weights and cache come on top of the sheet"
-        yield Moved(at=named[0].partition(" ")[0], why=why, low_bytes=0, high_bytes=EVERYTHING)
+    if any(values.get(at) for at in DRAFT):
+        for at in (
+            at for at in OF_DRAFT - DRAFT if values.get(at) not in (None, False, *WHOLE_DRAFT.get(at, ()))
+        ):
+            why = (
+                f"{at} {values[at]}: the sheet is of a draft whole on the cards, with a cache as long in fp16"
+            )
+            yield Moved(at=at, why=why, low_bytes=-EVERYTHING, high_bytes=EVERYTHING)
     if values.get(PROJECTOR) is True and asked.get("@towers"):
         why = "the repository's projector is loaded, too, and is not in the sheet: --no-mmproj leaves it out"
         yield Moved(at=PROJECTOR, why=why, low_bytes=0, high_bytes=EVERYTHING)
@@ -254,6 +283,8 @@ def _compose_llama_command(values: Values, _: Values) -> str:
 KEYS = (
     *serving.PLACES,
     Key(at="--model", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source=TABLE),
+    Key(at="--model-draft", out=_written_draft, back=_read_draft, source="tools/server/README.md, Speculative params"),
+    Key(at="--hf-repo-draft", out=lambda _: None, back=_read_draft, source="tools/server/README.md, Speculative params"),
     Key(at="--ctx-size", says="serving.max_model_len", back=_read_context_size, source=TABLE),
     Key(at="--parallel", says="serving.max_sequences", out=lambda a: a.get("serving.max_sequences") or 1, back=_read_slots, usual=AUTO_SLOTS, source=SERVER),
     Key(
@@ -334,5 +365,5 @@ FORMAT = Format(
     beside=serving.BESIDE | OF_THE_FILE, differs={"@model": "a file of that model, in the plan's types"}, known=frozenset(f"--{name}" for name in _KNOWN.split()),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}},
     strict=("",), opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), taken=serving.variable_default_remarks, problems=_llama_plan_problems,
-    weighed=OF_DRAFT, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
+    weighed=OF_DRAFT - DRAFT, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
 )  # fmt: skip

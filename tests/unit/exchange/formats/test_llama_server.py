@@ -351,12 +351,43 @@ def test_other_overrides_stay_open(override: str) -> None:
 
 def test_a_draft_that_is_not_accounted_has_no_most(tmp_path: Path) -> None:
     (tmp_path / "serve.sh").write_text(
-        "llama-server -m Qwen3-32B-Q4_K_M.gguf -md Qwen3-0.6B-Q8_0.gguf -c 16384\n"
+        "llama-server -m Qwen3-32B-Q4_K_M.gguf -md my-own-draft-Q8_0.gguf -c 16384\n"
     )
     found = memsheet.check(tmp_path / "serve.sh", gpus="1x24GB")
     assert found.answer is not None
     assert found.answer.verdict is not None
     assert found.answer.verdict.no_most
+
+
+DRAFTED_FOR = "llama-server -m Qwen2.5-32B-Instruct-IQ4_XS.gguf -c 16384 -ngl 99"
+
+
+@pytest.mark.parametrize(
+    "draft", ["-md Qwen2.5-0.5B-Instruct-{}.gguf", "-hfd bartowski/Qwen2.5-0.5B-Instruct-GGUF:{}"]
+)
+def test_a_draft_that_is_bundled_is_accounted_in_its_own_types(draft: str, tmp_path: Path) -> None:
+    def weights(types: str) -> tuple[int, bool]:
+        line = f"{DRAFTED_FOR} {draft.format(types)} -ngld 99"
+        (tmp_path / "serve.sh").write_text(f"{line}\n")
+        answer = memsheet.check(tmp_path / "serve.sh", gpus="1xL40S").answer
+        assert answer is not None
+        assert answer.serving is not None
+        assert answer.verdict is not None
+        return answer.serving["speculative"]["weights_bytes"], answer.verdict.no_most
+
+    (small, open_small), (large, _) = weights("Q4_0"), weights("Q8_0")
+    assert small < large
+    assert not open_small
+
+
+@pytest.mark.parametrize("flag", ["-ngld 4", "-ctkd q8_0", "-cd 4096", "--cpu-moe-draft"])
+def test_a_draft_that_lies_otherwise_leaves_the_answer_open(flag: str, tmp_path: Path) -> None:
+    line = f"{DRAFTED_FOR} -md Qwen2.5-0.5B-Instruct-Q8_0.gguf {flag}"
+    (tmp_path / "serve.sh").write_text(f"{line}\n")
+    found = memsheet.check(tmp_path / "serve.sh", gpus="1xL40S")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result is Result.UNCERTAIN
 
 
 def test_a_format_of_gguf_is_the_one_that_a_name_says(tmp_path: Path) -> None:
