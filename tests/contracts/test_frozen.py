@@ -45,7 +45,7 @@ NAMES = [
 
 PLAN_FLAGS = [
     "--attention", "--attn-dp", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-dense", "--dp-lm-head", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
-    "--end-stages", "--engine-version", "--ep", "--etp", "--expert-dispatch", "--expandable-segments", "--global-batch", "--gradient-sync", "--gpu-layers", "--host-experts", "--tensor-split", "--split-mode", "--main-gpu", "--kv-unified", "--swa-full", "--host-cache", "--no-kv-unified", "--no-swa-full", "--no-host-cache", "--mla-mode", "--attn-max-batch", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
+    "--end-stages", "--engine-version", "--ep", "--etp", "--expert-dispatch", "--expandable-segments", "--global-batch", "--gradient-sync", "--gpu-layers", "--host-experts", "--tensor-overrides", "--tensor-split", "--split-mode", "--main-gpu", "--kv-unified", "--swa-full", "--host-cache", "--no-kv-unified", "--no-swa-full", "--no-host-cache", "--mla-mode", "--attn-max-batch", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
     "--lora-dtype", "--lora-targets", "--loss", "--max-batched-tokens", "--max-cpu-loras", "--max-loras", "--fully-sharded-loras", "--no-fully-sharded-loras", "--max-model-len", "--memory-fraction", "--microbatch", "--moe-balanced", "--moe-capacity-factor", "--moe-dispatch", "--moe-pad-to-capacity", "--no-compile",
     "--no-cuda-graphs", "--no-dp-dense", "--no-dp-lm-head", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
@@ -155,7 +155,7 @@ max-tokens max-total-tokens mem-fraction-static micro-batch-size mixed-precision
 model-max-length moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-router-force-load-balancing
 moe-token-dispatcher-type n-cpu-moe n-ctx n-gpu-layers num-ctx num-gpu-blocks-override num-gpu-layers num-prompts
 num-speculative-tokens num-train-epochs num-users num-virtual-stages-per-pipeline-rank optim optimizer-cpu-offload
-optimizer-name optimizer-type output-len packing page-size parallel per-device-batch-size per-device-eval-batch-size
+optimizer-name optimizer-type output-len override-tensor packing page-size parallel per-device-batch-size per-device-eval-batch-size
 per-device-train-batch-size per-gpu-train-batch-size pipeline-model-parallel-size pipeline-parallel
 pipeline-parallel-degree pipeline-parallel-size pp-size prompt-len qlora quantization quantization-method
 recompute-activations recompute-granularity resid-pdrop sdp-attention seq-length sequence-len sequence-length

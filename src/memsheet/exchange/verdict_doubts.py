@@ -272,7 +272,7 @@ def beside_draft(words: str, answer: Answer | None) -> Doubt:
     weights = int(sheet.of(Component.PARAMETERS, instant=Instant.LOAD).low)
     share = answer.cluster.device.framework_high_bytes * (answer.plan.cache.memory_fraction or 1)
     if answer.verdict.result is not Result.DOES_NOT_FIT or weights > share or "short_bytes" not in serving:
-        return Doubt(words, int(answer.verdict.device.low))
+        return Doubt(words, int(answer.verdict.device.low), no_most=not _pool_share(answer))
     least = int(sheet.of(Component.PARAMETERS, Component.CONTEXT, instant=Instant.LOAD).low)
     return Doubt(words, least, movable_bytes=max(1, int(serving["short_bytes"].low)))
 

@@ -105,6 +105,7 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ("sglang", "serving.page_tokens", INFER, _SGLANG, "page-size"),
     ("llama.cpp", "serving.gpu_layers", INFER, _LLAMA, "n-gpu-layers num-gpu-layers"),
     ("llama.cpp", "serving.host_experts", INFER, _LLAMA, "n-cpu-moe"),
+    ("llama.cpp", "serving.tensor_overrides", INFER, _LLAMA, "override-tensor"),
     ("llama.cpp", "serving.max_model_len", INFER, _LLAMA, "ctx-size n-ctx num-ctx"),
     ("sglang", "serving.max_model_len", INFER, (), "context-length context-len context max-seq-len max-seq-length max-position-embeddings"),
     ("transformers", "serving.max_model_len", INFER, (), "max-length"),

@@ -91,6 +91,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     "k_dtype": (SERVING, "DTYPE", "Number format of the cache's keys where values have another (llama.cpp)."),
     "gpu_layers": (SERVING, "N", "Layers on devices, the output counted as one (llama.cpp)."),
     "host_experts": (SERVING, "N", "Layers whose routed experts lie on the host (llama.cpp)."),
+    "tensor_overrides": (SERVING, "RULES", "Tensors' places by their names: exps=CPU (llama.cpp's -ot)."),
     "tensor_split": (SERVING, "N,N,…", "Shares of the layers that each device takes: 3,1 (llama.cpp)."),
     "split_mode": (
         SERVING,

@@ -121,6 +121,7 @@ class InferOptions(TrainOptions, total=False):
     gpu_layers: int | None
     host_experts: int | None
     tensor_split: str | None
+    tensor_overrides: str | None
     split_mode: str | None
     main_gpu: int | None
     kv_unified: bool | None

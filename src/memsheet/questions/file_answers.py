@@ -42,6 +42,7 @@ from memsheet.units import parse_bytes
 with late_functions(__name__):
     from memsheet.questions.plainer_models import plainer_model, tower_state_bytes
     from memsheet.questions.sized_models import in_place_of_model
+    from memsheet.questions.unread_drafts import room_for_draft
     from memsheet.questions.without_unmodelled import answer_without
 
 
@@ -78,6 +79,7 @@ def account_job(
         return AccountedJob(ask, whole, None, (), Doubt(""))
     strange = strange_draft(reads, said)
     usual = _usual_with_draft(whole.request) if strange else {}
+    drafted = whole.request
     if strange:
         alone = {at: held for at, held in whole.request.items() if not at.startswith(DRAFTING)}
         whole = replace(whole, request={**alone, **usual})
@@ -110,6 +112,8 @@ def account_job(
         fitted = f"{LENGTH} = {length}: the engine takes what fits of the model's, and is sure of as many"
         whole = replace(whole, request={**whole.request, LENGTH: length}, assumed=(fitted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    if held := room_for_draft(strange, answer, drafted.get("speculative.tokens")):
+        whole, strange = replace(whole, assumed=(held, *whole.assumed)), ""
     more = beside_draft(strange, answer)
     refused = (
         _engine_refusals(ask, asked if answer else whole.request) if without.doubt.words or not answer else ()

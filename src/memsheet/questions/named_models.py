@@ -223,7 +223,8 @@ def bundled_draft(read: FileReading) -> FileReading:
     """The file with who drafts by the bundled name, where it is one of those."""
     from memsheet.catalog import find_model
 
-    found = find_model(str(read.request.get(DRAFT) or ""))
+    name = str(read.request.get(DRAFT) or "")
+    found = None if {"@", ":"} & {*name} else find_model(name)  # types of a file stay with its name
     return replace(read, request={**read.request, DRAFT: found["name"]}) if found else read
 
 
@@ -253,8 +254,8 @@ def strange_draft(reads: Mapping[str, FileReading], told: Mapping[str, Any]) -> 
     unknown = [name for name in named if told.get(DRAFT) is None and not is_surely_bundled(name)]
     return next(
         (
-            f"{name} drafts and is no bundled model: its weights and cache come on top of the sheet: "
-            "--draft-model names another"
+            f"{name} drafts and is no bundled model: its weights and cache are not in the sheet: "
+            "--draft-model names another, or its config.json"
             for name in unknown
         ),
         "",

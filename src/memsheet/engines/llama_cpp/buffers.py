@@ -17,12 +17,13 @@ from memsheet.engines.llama_cpp.facts import is_fork
 from memsheet.engines.llama_cpp.ggml_devices import compute_buffers
 from memsheet.engines.llama_cpp.graph import reserved_graph
 from memsheet.engines.llama_cpp.options import llama_cpp_options
+from memsheet.engines.llama_cpp.placement import LayerDevices, placed_tensors
 from memsheet.engines.llama_cpp.splits import device_at, split_points
 from memsheet.engines.llama_cpp.states import state_bytes
 from memsheet.engines.llama_cpp.weights import LAYER_TOKENS, OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.errors import input_error
 from memsheet.frozen import dataclass, replace
-from memsheet.plan.dtypes import FP16, DType
+from memsheet.plan.dtypes import FP16, FP32, DType
 from memsheet.plan.engine_registry import pool_servers
 from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention, ModelSpec, Run
 from memsheet.plan.plan import AttentionKind, Plan
@@ -62,20 +63,6 @@ class Facts:
         fork = is_fork(version)
         number = int(build[1]) if build else 0 if fork else NOW
         return Facts(fork=fork, recent=number > LAST_OF_2025, sparing=number >= SPARING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerDevices:
-    """Where layers lie: a device for each, and for the output. The host is number ``host``."""
-
-    layers: tuple[int, ...]
-    output: int
-    host: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything but the table of tokens is on devices."""
-        return self.host not in (*self.layers, self.output)
 
 
 @formula(
@@ -120,15 +107,13 @@ def cache_devices(where: LayerDevices, plan: Plan) -> tuple[int, ...]:
 # ---- the three buffers -------------------------------------------------------------------------------------
 
 
-def weights_on(
-    tensors: Iterable[Stored], where: LayerDevices, device: int, *, host_experts: frozenset[int] = frozenset()
-) -> dict[str, Bytes]:
+def weights_on(tensors: Iterable[Stored], where: LayerDevices, device: int) -> dict[str, Bytes]:
     """Bytes by kind of tensor. A table that is the output matrix too is on both devices that use it."""
     found: dict[str, Bytes] = {}
     tensors = tuple(tensors)
     tied = not any(t.kind == OUTPUT for t in tensors)
     for t in tensors:
-        for at in _devices_of(t, where, tied=tied, host_experts=host_experts):
+        for at in _devices_of(t, where, tied=tied):
             if at == device:
                 path = f"blk.*.{t.kind}" if t.layer >= 0 else t.kind
                 low, high = t.ends()
@@ -137,11 +122,11 @@ def weights_on(
     return found
 
 
-def _devices_of(
-    t: Stored, where: LayerDevices, *, tied: bool, host_experts: frozenset[int]
-) -> tuple[int, ...]:
+def _devices_of(t: Stored, where: LayerDevices, *, tied: bool) -> tuple[int, ...]:
+    if t.device is not None:
+        return (t.device,)
     if t.layer >= 0:
-        return (where.host if t.expert and t.layer in host_experts else where.layers[t.layer],)
+        return (where.layers[t.layer],)
     if t.kind == TOKENS:
         return tuple(dict.fromkeys((where.host, where.output))) if tied else (where.host,)
     return (where.host,) if t.kind in ("embd", LAYER_TOKENS) else (where.output,)
@@ -228,14 +213,13 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     """
     facts, blocks = Facts.of(plan), blocks_of(spec)
     where, ubatch = layer_placement(len(blocks), plan, facts), ubatch_of(plan)
-    tensors = stored_tensors(spec, plan)
+    tensors = placed_tensors(spec, plan, stored_tensors(spec, plan), where)
     caches = [cache_of(block, plan, facts, ubatch) for block in blocks]
     states = [state_bytes(block, plan) for block in blocks]
-    experts = host_experts(tensors, plan, where)
-    weights = tuple(weights_on(tensors, where, d, host_experts=experts) for d in range(where.host + 1))
+    weights = tuple(weights_on(tensors, where, d) for d in range(where.host + 1))
     nothing = (NOTHING,) * (where.host + 1)
     compute = (
-        _compute_buffer_bytes(spec, plan, facts, where, (_joined_pairs(caches, states), tensors, experts))
+        _compute_buffer_bytes(spec, plan, facts, where, (_joined_pairs(caches, states), tensors))
         if plan.serving.phase != "load"
         else nothing
     )
@@ -288,59 +272,19 @@ def _joined_pairs(caches: Pairs, states: Pairs) -> Pairs:
     return [(k + r, v + s) for (k, v), (r, s) in zip(caches, states, strict=True)]
 
 
-@formula(
-    cites=LLAMA_CPP,
-    at=(
-        "common/arg.cpp --n-cpu-moe: the routed experts of the first layers stay on the host; "
-        "--override-tensor: of any"
-    ),
-    counts="int",
-)
-def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: LayerDevices) -> frozenset[int]:
-    """Layers whose experts the host holds: the first ones as the plan counts them, or as many as make up its
-    share of the model, which take off every device alike: rules that name tensors are written for each
-    device, and a share is no rule of one.
-
-    Raises InputError where a share is given of a model without experts.
-    """
-    if not plan.offload.parameters:
-        return frozenset(range(llama_cpp_options(plan).host_experts))
-    routed = sorted({t.layer for t in tensors if t.expert})
-    a_layer = sum(t.nbytes for t in tensors if t.expert) // max(1, len(routed))
-    if not a_layer:
-        raise input_error(
-            "offload.parameters",
-            plan.offload.parameters,
-            "is experts on the host in llama.cpp, and the model has none",
-            "--gpu-layers",
-        )
-    return _host_expert_layers(
-        routed, where.layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer)
-    )
-
-
-def _host_expert_layers(routed: list[int], devices: tuple[int, ...], count: int) -> frozenset[int]:
-    """So many layers, the same part of every device's, its first ones."""
-    on = [devices[layer] for layer in routed]
-    share = [
-        (on[: number + 1].count(device) / on.count(device), routed[number])
-        for number, device in enumerate(on)
-    ]
-    return frozenset(layer for _, layer in sorted(share)[:count])
-
-
 def _compute_buffer_bytes(
     spec: ModelSpec,
     plan: Plan,
     facts: Facts,
     where: LayerDevices,
-    held: tuple[list[tuple[int, int]], tuple[Stored, ...], frozenset[int]],
+    held: tuple[list[tuple[int, int]], tuple[Stored, ...]],
 ) -> tuple[Bytes, ...]:
     """Bytes of each device's buffer. Whether a device computes with experts of the host depends on their type
     and on switches that no plan has: they are copied in the main project, and in the fork where it
     interleaves rows to types that cards compute with.
     """
-    caches, tensors, experts = held
+    caches, tensors = held
+    experts = {(t.layer, t.module): t.device for t in tensors if t.expert and t.device is not None}
     read_spec = without_unread_windows(spec)
     ubatch, own = ubatch_of(plan), llama_cpp_options(plan)
     windows = {
@@ -361,7 +305,7 @@ def _compute_buffer_bytes(
         fused=facts.fork,
         half_mask=facts.recent,
         kv_bytes=tuple(caches),
-        host_experts=experts,
+        expert_devices=experts,
         host_cache=own.host_cache,
         outputs=min(ubatch, given_or(plan.serving.max_sequences, 1)) if facts.sparing else None,
         mla_mode=own.mla_mode,
@@ -371,18 +315,39 @@ def _compute_buffer_bytes(
         kept_states=int(given_or(plan.serving.max_sequences, 1)),
     )
     several = where.host > 1 and own.split_mode != "none"
-    parallel, matrices = several and where.whole and not experts, _matrix_bytes_by_layer(tensors)
+    moved = any(t.device is not None for t in tensors)
+    parallel, matrices = several and where.whole and not moved, _matrix_bytes_by_layer(tensors)
     copied = compute_buffers(reserved_graph(read_spec, how, matrices), where.host + 1, parallel=parallel)
-    if not experts:
-        return tuple(map(Bytes.exact, copied))
+    beside = _moved_matrix_bytes(tensors, spec, int(ubatch))
+    if where.host not in experts.values():
+        return tuple(Bytes(max(0, size - beside), size, size + beside) for size in copied)
     stay = compute_buffers(
         reserved_graph(read_spec, replace(how, experts_stay=True), matrices), where.host + 1
     )
     most = compute_buffers(
         reserved_graph(read_spec, how, _matrix_bytes_by_layer(tensors, most=True)), where.host + 1
     )
-    taken = not facts.fork or all(t.type_name in COPIED for t in tensors if t.layer in experts and t.expert)
-    return tuple(Bytes(min(ends), ends[taken], max(ends)) for ends in zip(stay, copied, most, strict=True))
+    taken = not facts.fork or all(
+        t.type_name in COPIED for t in tensors if t.expert and t.device == where.host
+    )
+    return tuple(
+        Bytes(max(0, min(ends) - beside), ends[taken], max(ends) + beside)
+        for ends in zip(stay, copied, most, strict=True)
+    )
+
+
+def _moved_matrix_bytes(tensors: Iterable[Stored], spec: ModelSpec, ubatch: int) -> int:
+    """What a device's buffer may hold more, or less, for tensors beside experts that rules move: a copy of a
+    layer's matrices, and of the widest activation, where another device computes.
+    """
+    of_layers: dict[int, int] = {}
+    for t in tensors:
+        if t.device is not None and not t.expert:
+            of_layers[t.layer] = of_layers.get(t.layer, 0) + t.ends()[1]
+    if not of_layers:
+        return 0
+    widest = max((side for b in blocks_of(spec) for w in b.weights for side in w.shape[-2:]), default=0)
+    return max(of_layers.values()) + int(FP32.nbytes(ubatch * max(widest, spec.hidden)))
 
 
 COPIED = frozenset(f"gguf:IQ{bits}_K" for bits in (2, 3, 4, 5))

@@ -4,9 +4,13 @@ the cache.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memsheet.engines.llama_cpp.ggml import Graph, Tensor
 from memsheet.frozen import dataclass, field
 
+JOINED_OR_APART = {"up_proj": ("gate_up_proj",), "gate_proj": ("gate_up_proj",), "gate_up_proj": ("up_proj",)}
+"""What an input matrix of experts is called where it lies in another one, or holds others."""
 WORDS = {"f32": 4, "i32": 4, "i64": 8, "f16": 2}
 
 
@@ -27,7 +31,8 @@ class Reserved:
     half_mask: bool  # the mask is an f16 input, not cast from an f32 one
     kv_bytes: tuple[tuple[int, int], ...] = ()  # of each layer's keys and values, which may have to be copied
     outputs: int | None = None  # positions that give logits; None is all
-    host_experts: frozenset[int] = frozenset()  # layers whose routed experts lie on the host
+    expert_devices: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    # of routed experts that lie elsewhere than their layer, by layer and matrix
     host_cache: bool = False  # keys and values lie on the host (-nkvo)
     experts_stay: bool = False  # and are computed with there, however long the batch
     mla_mode: int = 0  # the fork's way of latent attention
@@ -48,13 +53,18 @@ class GraphBuilder:
     graph: Graph = field(default_factory=Graph)
     device: int = 0
     outputs: int = 0
-    experts: int = 0  # the device of the layer's routed experts
+    layer: int = 0
 
     def weight(self, nbytes: int = 0) -> Tensor:
         return Tensor(nbytes=nbytes, held=self.device, weight=True)
 
-    def expert(self, nbytes: int) -> Tensor:
-        return Tensor(nbytes=nbytes, held=self.experts, weight=True, stays=self.how.experts_stay)
+    def expert(self, nbytes: int, module: str) -> Tensor:
+        """A matrix of routed experts."""
+        moved = self.how.expert_devices
+        named = (moved.get((self.layer, name)) for name in (module, *JOINED_OR_APART.get(module, ())))
+        device = next((at for at in named if at is not None), self.device)
+        stays = self.how.experts_stay and device == self.how.host
+        return Tensor(nbytes=nbytes, held=device, weight=True, stays=stays)
 
     def cache_tensor(self, nbytes: int = 0) -> Tensor:
         """A cache, which no one takes for a weight."""

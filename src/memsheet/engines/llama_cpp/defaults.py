@@ -14,6 +14,7 @@ from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import linear_names
 from memsheet.plan.model import ModelSpec, StoredQuantization
 from memsheet.plan.plan import Mesh, Precision, ServedAdapters
+from memsheet.plan.tensor_rules import tensor_rules
 
 UNPACKED = frozenset({"fp8", "gptq", "compressed-tensors"})
 """Released formats that a GGUF file has no types for, whose tensors are whole in it unless somebody quantizes
@@ -80,6 +81,7 @@ def _own_options(gaps: RequestResolver) -> LlamaCppOptions:
         k_dtype=dtype_named(given) if given else None,
         gpu_layers=gaps.get("serving.gpu_layers", silent=True),
         host_experts=gaps.get("serving.host_experts", 0, silent=True),
+        tensor_overrides=_rules_of_tensors(gaps),
         tensor_split=split,
         split_mode=mode,
         main_gpu=main,
@@ -89,6 +91,15 @@ def _own_options(gaps: RequestResolver) -> LlamaCppOptions:
         mla_mode=gaps.get("serving.mla_mode", 0, silent=True),
         attn_max_batch=gaps.get("serving.attn_max_batch", 0, silent=True),
     )
+
+
+def _rules_of_tensors(gaps: RequestResolver) -> str:
+    text = str(gaps.get("serving.tensor_overrides", "", silent=True))
+    if text and tensor_rules(text) is None:
+        reason = "is no list of rules that are read: PATTERN=CPU or PATTERN=CUDA0 between commas"
+        gaps.wrong("serving.tensor_overrides", text, reason, r"for example 'blk\.[0-9]\.ffn_.*_exps=CPU'")
+        return ""
+    return text
 
 
 def _read_adapters(gaps: RequestResolver, model: ModelSpec | None, _: Mesh, __: Precision) -> ServedAdapters:

@@ -17,12 +17,13 @@ from memsheet.engines.llama_cpp.buffers import (
     layer_placement,
     ubatch_of,
 )
+from memsheet.engines.llama_cpp.gguf_mixes import gguf_named
 from memsheet.engines.llama_cpp.options import llama_cpp_options
 from memsheet.engines.llama_cpp.states import state_bytes
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP16
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, Quantization
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import Bytes
 
@@ -46,17 +47,22 @@ class Drafting:
 )
 def drafting_of(spec: ModelSpec, plan: Plan) -> Drafting | None:
     """The draft model of a plan: all layers on devices, its cache in fp16 whatever the model's (-ctkd,
-    -ctvd), without a draft of its own. A model that is no file is taken in the format of the model it drafts
-    for.
+    -ctvd), without a draft of its own. A file is in the types that its name says; a model that is no file
+    is taken in the format of the model it drafts for.
     """
     if plan.speculative is None or spec.draft is None:
         return None
     slots, one = int(plan.serving.max_sequences or 1), Facts.of(plan).sparing
+    own = spec.draft.quantization
+    types = gguf_named(own.weights) if own is not None and own.method == "gguf" else None
     alone = replace(
         plan,
+        quantization=Quantization(weights=types) if types is not None else plan.quantization,
         speculative=None,
         layers_per_stage=None,
-        options=replace(llama_cpp_options(plan), gpu_layers=None, host_experts=0, k_dtype=None),
+        options=replace(
+            llama_cpp_options(plan), gpu_layers=None, host_experts=0, tensor_overrides="", k_dtype=None
+        ),
         offload=replace(plan.offload, parameters=0.0),
         cache=replace(plan.cache, kv_dtype=FP16),
     )

@@ -31,6 +31,7 @@ OWN = (
     "k_dtype",
     "gpu_layers",
     "host_experts",
+    "tensor_overrides",
     "tensor_split",
     "split_mode",
     "main_gpu",

@@ -70,18 +70,26 @@ def build_experts(
     wide = b.view(x, "f32", hidden, 1, n)
     half = _expert_up_matrix_bytes(sizes)
     if b.how.fused:
-        made = b.make("moe_up_gate", [b.expert(half), b.expert(half), wide, chosen], inner, used, n)
+        made = b.make(
+            "moe_up_gate",
+            [b.expert(half, "up_proj"), b.expert(half, "gate_proj"), wide, chosen],
+            inner,
+            used,
+            n,
+        )
     elif joined:
-        both = b.make("mul_mat_id", [b.expert(2 * half), wide, chosen], 2 * inner, used, n)
+        both = b.make("mul_mat_id", [b.expert(2 * half, "gate_up_proj"), wide, chosen], 2 * inner, used, n)
         made = b.make("glu", [b.view(both, "strided", inner, used, n) for _ in range(2)], inner, used, n)
     elif not ff.gated:
-        up = b.make("mul_mat_id", [b.expert(half), wide, chosen], inner, used, n)
+        up = b.make("mul_mat_id", [b.expert(half, "up_proj"), wide, chosen], inner, used, n)
         made = b.make("unary", [up], inner, used, n)
     else:
-        up = b.make("mul_mat_id", [b.expert(half), wide, chosen], inner, used, n)
-        gate = b.make("mul_mat_id", [b.expert(half), wide, chosen], inner, used, n)
+        up = b.make("mul_mat_id", [b.expert(half, "up_proj"), wide, chosen], inner, used, n)
+        gate = b.make("mul_mat_id", [b.expert(half, "gate_proj"), wide, chosen], inner, used, n)
         made = b.make("glu", [gate, up], inner, used, n)
-    experts = b.make("mul_mat_id", [b.expert(sizes.get("down_proj", 0)), made, chosen], hidden, used, n)
+    experts = b.make(
+        "mul_mat_id", [b.expert(sizes.get("down_proj", 0), "down_proj"), made, chosen], hidden, used, n
+    )
     if joined:
         scales = b.make("repeat", [b.weight()], 1, ff.experts, n)
         experts = b.make("mul", [experts, b.make("pick", [scales, chosen], 1, used, n)], hidden, used, n)

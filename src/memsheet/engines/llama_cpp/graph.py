@@ -67,7 +67,7 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     matrix = bytes_of.get(0, {}).get("per_layer_model_projection", 0)
     beside = build_layer_embeddings(b, spec, x, len(blocks), matrix) if blocks[0].kind in GEMMA_4 else None
     for number, (block, device) in enumerate(zip(blocks, how.layer_devices, strict=True)):
-        b.device, b.experts = device, how.host if number in how.host_experts else device
+        b.device, b.layer = device, number
         sizes = bytes_of.get(number, {})
         kv = how.kv_bytes[number] if how.kv_bytes else (0, 0)
         if block.kind in GEMMA_4:

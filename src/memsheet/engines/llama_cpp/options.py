@@ -12,7 +12,8 @@ from memsheet.plan.plan import Plan
 class LlamaCppOptions(EngineOptions):
     """``gpu_layers``: layers on devices, the output counted as one (-ngl), None for all; ``k_dtype``: of keys
     where they have another than values; ``host_experts``: layers whose routed experts lie on the host
-    (--n-cpu-moe); ``tensor_split``: shares of layers by device (-ts), empty for even ones; ``split_mode``:
+    (--n-cpu-moe); ``tensor_overrides``: rules that say where tensors lie by their names (-ot);
+    ``tensor_split``: shares of layers by device (-ts), empty for even ones; ``split_mode``:
     "none" where ``main_gpu`` has all; ``kv_unified``: sequences share one cache (-kvu);
     ``swa_full``: windowed layers keep every token (--swa-full); ``host_cache``: the cache lies on the host
     (-nkvo). Of the fork: ``mla_mode``, how latent attention is computed (-mla), and ``attn_max_batch``,
@@ -22,6 +23,7 @@ class LlamaCppOptions(EngineOptions):
     gpu_layers: int | None = None
     k_dtype: DType | None = None
     host_experts: int = 0
+    tensor_overrides: str = ""
     tensor_split: str = ""
     split_mode: str = "layer"
     main_gpu: int = 0

@@ -85,6 +85,7 @@ class Stored:
     low: int = -1  # of types that a mix may have in its place; the file's own have none
     high: int = -1
     type_name: str = ""
+    device: int | None = None  # of one that lies elsewhere than its layer
 
     @property
     def on_device(self) -> int:

@@ -21,8 +21,8 @@ from memsheet.exchange.shared.gguf_names import (
     plan_file_name,
 )
 from memsheet.exchange.shared.serve_command import Command
-from memsheet.exchange.shared.tensor_rules import LAYERS, host_expert_layers
 from memsheet.patterns import late_pattern
+from memsheet.plan.tensor_rules import tensor_rules
 
 VERSION = "llama.cpp 00dc8057"
 TABLE = "tools/server/README.md, Common params"
@@ -43,9 +43,15 @@ OF_DRAFT = DRAFT | {
     f"--{name}"
     for name in (
         "spec-draft-ngl", "ctx-size-draft", "spec-draft-device", "spec-draft-type-k", "spec-draft-type-v", "override-tensor-draft", "cpu-moe-draft",
-        "n-cpu-moe-draft", "spec-replace", "threads-draft", "threads-batch-draft",
+        "n-cpu-moe-draft", "spec-replace",
     )
 }  # fmt: skip
+WHOLE_DRAFT: Mapping[str, tuple[Any, ...]] = {
+    "--spec-draft-ngl": ("auto", "all", *range(99, 1000)), "--spec-draft-type-k": ("f16",), "--spec-draft-type-v": ("f16",), "--ctx-size-draft": (0,),
+    "--n-cpu-moe-draft": (0,),
+}  # fmt: skip
+"""With the values that the sheet is of: all layers on the cards, a cache in fp16 as long as the model's."""
+DRAFTED = "--spec-draft-n-max"
 """A second model that drafts, and where it lies: weights, a cache and a compute buffer of its own."""
 _NAMED_ALIKE = (
     "model", "model-url", "docker-repo", "hf-repo", "hf-file", "ctx-size", "swa-full", "flash-attn", "kv-offload", "no-host", "cache-type-k", "cache-type-v",
@@ -98,6 +104,7 @@ HOW = Command(
         "--models-autoload", "--agent", "--backend-sampling", "--color", "--multiline-input", "--simple-io", "--single-turn",
     }),
     words=frozenset({"--alias", "--api-key", "--hf-token", "--hf-repo", "--hf-file", "--tensor-split", "--model-draft", "--prompt", "--override-tensor"}),
+    joined=frozenset({"--override-tensor"}),
     variables=VARIABLES,
 )  # fmt: skip
 
@@ -121,13 +128,57 @@ def _parse_llama_command(text: str) -> Mapping[str, Any]:
             told, types = repository.lower().endswith("-gguf"), "Q4_K_M"
         found["--model"] = repository if told else f"{repository}:{types}"
         found.setdefault(PROJECTOR, not {"--mmproj", "--mmproj-url"} & found.keys())
-    layers = host_expert_layers(str(found.get("--override-tensor") or ""))
-    if layers is not None and not {"--cpu-moe", "--n-cpu-moe"} & found.keys():
-        found = {at: held for at, held in found.items() if at != "--override-tensor"}
-        found |= {"--cpu-moe": True} if layers == LAYERS else {"--n-cpu-moe": layers}
+    found = _with_experts_as_rules(found)
     if found["--model"] is None and isinstance(address := found.pop("--model-url", None), str):
         found["--model"] = address.rpartition("/")[2]
     return found
+
+
+def _with_experts_as_rules(found: dict[str, Any]) -> dict[str, Any]:
+    """Layers of experts that are counted before rules of names stand as rules before those: the first that
+    is found in a name decides (common/arg.cpp --cpu-moe, --n-cpu-moe).
+    """
+    order, rules = list(found), found.get("--override-tensor")
+    counted = [
+        at
+        for at in EXPERT_LAYERS
+        if found.get(at) and rules and order.index(at) < order.index("--override-tensor")
+    ]
+    for at in counted:
+        layers = found[at]
+        which = (
+            r"\d+" if layers is True else f"({'|'.join(map(str, range(layers)))})" if _is_few(layers) else ""
+        )
+        if which:
+            rules = rf"blk\.{which}\.ffn_(up|down|gate|gate_up)_exps=CPU,{rules}"
+    return {
+        at: rules if at == "--override-tensor" else held for at, held in found.items() if at not in counted
+    }
+
+
+EXPERT_LAYERS = ("--cpu-moe", "--n-cpu-moe")
+
+
+def _is_few(layers: Any) -> bool:
+    return isinstance(layers, int) and 0 < layers < 512
+
+
+def _read_draft(value: Any, values: Values) -> Mapping[str, Any]:
+    """A second model that drafts, by its file or its repository."""
+    tokens = values.get(DRAFTED)
+    return {
+        "speculative.method": "draft",
+        "speculative.model": gguf_model_name(str(value)),
+        "speculative.tokens": tokens if isinstance(tokens, int) and tokens > 0 else USUAL_DRAFTED,
+    }
+
+
+def _written_draft(asked: Values) -> str | None:
+    return str(asked["speculative.model"]) if asked.get("speculative.method") == "draft" else None
+
+
+USUAL_DRAFTED = 3
+"""Tokens of a draft where nobody says how many (tools/server/README.md, --spec-draft-n-max)."""
 
 
 def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
@@ -136,9 +187,14 @@ def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _moved_by_defaults(values: Values, asked: Values) -> Iterable[Moved]:
-    if named := [f"{at} {values[at]}" for at in sorted(DRAFT) if values.get(at)]:
-        why = f"{named[0]}: the draft's weights and cache come on top of the sheet"
-        yield Moved(at=named[0].partition(" ")[0], why=why, low_bytes=0, high_bytes=EVERYTHING)
+    if any(values.get(at) for at in DRAFT):
+        for at in (
+            at for at in OF_DRAFT - DRAFT if values.get(at) not in (None, False, *WHOLE_DRAFT.get(at, ()))
+        ):
+            why = (
+                f"{at} {values[at]}: the sheet is of a draft whole on the cards, with a cache as long in fp16"
+            )
+            yield Moved(at=at, why=why, low_bytes=-EVERYTHING, high_bytes=EVERYTHING)
     if values.get(PROJECTOR) is True and asked.get("@towers"):
         why = "the repository's projector is loaded, too, and is not in the sheet: --no-mmproj leaves it out"
         yield Moved(at=PROJECTOR, why=why, low_bytes=0, high_bytes=EVERYTHING)
@@ -168,6 +224,10 @@ def _read_slots(value: Any, _: Values) -> Mapping[str, Any]:
 def _read_layer_count(value: Any, _: Values) -> Mapping[str, Any]:
     """A number of layers; all, auto and less than none are what fits, which is all where they do."""
     return {"serving.gpu_layers": value} if isinstance(value, int) and value >= 0 else {}
+
+
+def _are_read(rules: Any) -> bool:
+    return tensor_rules(str(rules)) is not None
 
 
 def _read_shares(value: Any, values: Values) -> Mapping[str, Any]:
@@ -223,6 +283,8 @@ def _compose_llama_command(values: Values, _: Values) -> str:
 KEYS = (
     *serving.PLACES,
     Key(at="--model", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source=TABLE),
+    Key(at="--model-draft", out=_written_draft, back=_read_draft, source="tools/server/README.md, Speculative params"),
+    Key(at="--hf-repo-draft", out=lambda _: None, back=_read_draft, source="tools/server/README.md, Speculative params"),
     Key(at="--ctx-size", says="serving.max_model_len", back=_read_context_size, source=TABLE),
     Key(at="--parallel", says="serving.max_sequences", out=lambda a: a.get("serving.max_sequences") or 1, back=_read_slots, usual=AUTO_SLOTS, source=SERVER),
     Key(
@@ -240,6 +302,10 @@ KEYS = (
     Key(at="--tensor-split", says="serving.tensor_split", back=_read_shares, source=TABLE),
     Key(at="--split-mode", says="serving.split_mode", back=_read_split_mode, holds=("layer", "none"), instead="layers dealt to devices whole", source=TABLE),
     Key(at="--main-gpu", says="serving.main_gpu", back=_read_main_gpu, source=TABLE),
+    Key(
+        at="--override-tensor", says="serving.tensor_overrides", back=lambda v, _: {"serving.tensor_overrides": str(v)} if _are_read(v) else {},
+        reads=_are_read, source=TABLE,
+    ),
     Key(at="--n-cpu-moe", says="serving.host_experts", source=TABLE),
     Key(
         at="--cpu-moe", out=lambda _: None, back=lambda v, _: {"serving.host_experts": EVERY_LAYER} if v is True else {},
@@ -282,7 +348,7 @@ _REMOVED = "draft-max draft-min spec-ngram-size-n spec-ngram-size-m spec-ngram-m
 """Flags at which this release's parser stops ("the argument has been removed")."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "device": (),
-    "override-tensor": (), "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "lora": (), "lora-scaled": (), "control-vector": (),
+    "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "lora": (), "lora-scaled": (), "control-vector": (),
     "control-vector-scaled": (), "control-vector-layer-range": (), "mmproj": (False,), "mmproj-url": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),
     "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,), "mmproj-device": (),
@@ -299,5 +365,5 @@ FORMAT = Format(
     beside=serving.BESIDE | OF_THE_FILE, differs={"@model": "a file of that model, in the plan's types"}, known=frozenset(f"--{name}" for name in _KNOWN.split()),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}},
     strict=("",), opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), taken=serving.variable_default_remarks, problems=_llama_plan_problems,
-    weighed=OF_DRAFT, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
+    weighed=OF_DRAFT - DRAFT, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
 )  # fmt: skip

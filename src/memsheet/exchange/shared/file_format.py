@@ -103,6 +103,7 @@ class Key:
     ] = ()  # values by which the engine is to decide itself: no value of a plan, and not accounted
     holds: tuple[Any, ...] = ()  # the words that the sheet is of, where it takes ``instead`` for any other
     instead: str = ""
+    reads: Callable[[Any], bool] | None = None  # whether a value is one that is accounted, None for any
     reads_open: bool = False  # whether ``back`` has something else to go by where the value is nobody's yet
     source: str
 
@@ -457,6 +458,8 @@ def _unmodelled_values(
         held = values.get(at)
         if row.holds and isinstance(held, str) and held not in (*row.holds, AUTO, UNSET):
             yield at, f"{held} (the sheet is of {row.instead})"
+        if row.reads is not None and held not in (None, UNSET) and not row.reads(held):
+            yield at, held
     if MORE in beside and MORE not in form.unmodelled:
         yield MORE, values[MORE]
 

@@ -71,6 +71,7 @@ class Command:
     dashed: bool  # underscores in a flag are dashes
     words: frozenset[str] = frozenset()  # flags whose values are words, whatever they look like
     lists: frozenset[str] = frozenset()  # flags that take several words
+    joined: frozenset[str] = frozenset()  # flags whose words add up with commas where they are said again
     objects: frozenset[str] = frozenset()  # flags whose parts (--a.b) are places of their own
     variables: Mapping[str, str] = field(default_factory=dict)  # the environment's names of flags
 
@@ -232,6 +233,9 @@ def _parse_server_flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]
             while rest and not _is_flag(rest[0]) and not rest[0].startswith((">", "2>")):
                 held.append(rest.pop(0))
             found[name] = held
+            continue
+        if name in how.joined:
+            found[name] = f"{found[name]},{held}" if isinstance(found.get(name), str) else held
             continue
         found[name] = (
             GIVEN

@@ -217,7 +217,12 @@ def host_ways(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits)
     ]
     if any(
         request.get(key) is not None
-        for key in ("serving.gpu_layers", "serving.host_experts", "offload.parameters")
+        for key in (
+            "serving.gpu_layers",
+            "serving.host_experts",
+            "serving.tensor_overrides",
+            "offload.parameters",
+        )
     ):
         return
     named = f", {edits['engine']}" if "engine" in edits else ""

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from memsheet.engines.llama_cpp.buffers import LayerDevices, buffers_of, host_experts
+from memsheet.engines.llama_cpp.buffers import buffers_of
 from memsheet.engines.llama_cpp.gguf_fork import FORK_MIXES, fork_end, fork_type
 from memsheet.engines.llama_cpp.gguf_mixes import Where, gguf_named, matrix_type
+from memsheet.engines.llama_cpp.placement import LayerDevices, placed_tensors
 from memsheet.engines.llama_cpp.weights import stored_tensors
 from memsheet.errors import InputError
 from memsheet.plan.dtypes import GGUF
+from memsheet.plan.plan import Plan
 from memsheet.questions.accounted import infer
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve_request
@@ -110,7 +112,12 @@ def test_rows_side_by_side_take_no_more() -> None:
 def test_a_share_of_experts_is_off_every_device() -> None:
     spec, plan = asked(MOE, mesh__pp=2, offload__parameters=0.5, engine_version=FORK)
     tensors = stored_tensors(spec, plan)
-    layers = host_experts(tensors, plan, LayerDevices(layers=(0, 0, 0, 0, 1, 1, 1, 1), output=1, host=2))
+    where = LayerDevices(layers=(0, 0, 0, 0, 1, 1, 1, 1), output=1, host=2)
+
+    def layers_on_host(counted: Plan) -> set[int]:
+        return {t.layer for t in placed_tensors(spec, counted, tensors, where) if t.device == where.host}
+
+    layers = layers_on_host(plan)
     assert len(layers) % 2 == 0
     assert (
         {layer - 4 for layer in layers if layer > 3}
@@ -118,9 +125,7 @@ def test_a_share_of_experts_is_off_every_device() -> None:
         == set(range(len(layers) // 2))
     )
     _, counted = asked(MOE, mesh__pp=2, serving__host_experts=3)
-    assert host_experts(tensors, counted, LayerDevices(layers=(0,) * 8, output=0, host=1)) == frozenset(
-        range(3)
-    )
+    assert layers_on_host(counted) == {0, 1, 2}
 
 
 def test_types_that_cards_compute_with_in_both_layouts_are_copied() -> None:

@@ -156,7 +156,7 @@ def test_what_fits_whole_is_sure(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"max_model_len": 16384, "sequences": 4}, {"gpu_layers": 12}, {"host_experts": 4}, {"kv_dtype": "gguf:Q8_0", "k_dtype": "gguf:Q8_0"},
+        {}, {"max_model_len": 16384, "sequences": 4}, {"gpu_layers": 12}, {"host_experts": 4}, {"tensor_overrides": "exps=CPU"}, {"kv_dtype": "gguf:Q8_0", "k_dtype": "gguf:Q8_0"},
         {"attention": "eager"}, {"kv_unified": True, "sequences": 4}, {"host_cache": True}, {"swa_full": True}, {"max_batched_tokens": 1024, "max_model_len": 2048},
     ],
 )  # fmt: skip
@@ -171,6 +171,7 @@ def test_what_is_written_reads_back(name: str, options: dict[str, Any]) -> None:
         "sequences",
         "host_experts",
         "host_cache",
+        "tensor_overrides",
         "swa_full",
         "kv_unified",
         "kv_dtype",
@@ -318,55 +319,75 @@ def test_a_service_is_told_by_its_environment_and_its_defaults_are_open() -> Non
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    ["exps", ".ffn_.*_exps.", r"\.ffn_(up|down|gate)_exps\.", r"([0-9]+).ffn_.*_exps.", r"blk\.\d+\.ffn_.*_exps\.weight"],
+    "rules", ["exps=CPU", r"blk\.[1-9]\.ffn_.*_exps=CPU", "exps=CUDA1", "attn=CPU", "exps=CPU,output=CPU", r"blk\.(1|2)?[0-9]\.ffn_(up|down)_exps\.=CPU"],
 )  # fmt: skip
-def test_an_override_that_keeps_every_expert_on_the_host_is_that(pattern: str) -> None:
+def test_rules_of_tensors_are_taken_as_they_stand(rules: str) -> None:
     line = "llama-server -m Qwen3-30B-A3B-Q4_K_M.gguf -ngl 99 -c 8192 "
-    assert said(f"{line} -ot '{pattern}=CPU'") == said(f"{line} --cpu-moe")
+    assert said(f"{line} -ot '{rules}'") == {**said(line), "serving.tensor_overrides": rules}
 
 
-@pytest.mark.parametrize(
-    ("rules", "layers"),
-    [
-        (r"blk\.[0-9]\.ffn_.*_exps=CPU", 10), (r"blk\.(?:[0-9]|[1-8][0-9])\.ffn_.*_exps=CPU", 90),
-        (r"blk\.(0|1|2)\.ffn_(up|down|gate)_exps=CPU", 3), (r"blk\.0\..*_exps=CPU,blk\.1\..*_exps=CPU", 2),
-    ],
-)  # fmt: skip
-def test_an_override_of_the_first_layers_experts_counts_them(rules: str, layers: int) -> None:
-    line = "llama-server -m Qwen3-235B-A22B-Q4_K_M.gguf -ngl 99 -c 8192 "
-    assert said(f"{line} -ot '{rules}'") == said(f"{line} --n-cpu-moe {layers}")
+def test_rules_that_are_said_apart_are_one_list() -> None:
+    line = "llama-server -m Qwen3-30B-A3B-Q4_K_M.gguf -c 8192"
+    assert said(f"{line} -ot 'a=CUDA0' -ot 'exps=CPU'") == said(f"{line} -ot 'a=CUDA0,exps=CPU'")
+
+
+def test_layers_of_experts_that_are_counted_first_go_before_rules() -> None:
+    line = "llama-server -m Qwen3-30B-A3B-Q4_K_M.gguf -c 8192"
+    counted = r"blk\.(0|1)\.ffn_(up|down|gate|gate_up)_exps=CPU"
+    assert said(f"{line} --n-cpu-moe 2 -ot exps=CUDA0") == said(f"{line} -ot '{counted},exps=CUDA0'")
+    behind = said(f"{line} -ot exps=CUDA0 --n-cpu-moe 2")
+    assert (behind["serving.host_experts"], behind["serving.tensor_overrides"]) == (2, "exps=CUDA0")
 
 
 @pytest.mark.parametrize(
     "override",
-    [
-        r"blk\.[1-9]\.ffn_.*_exps=CPU",
-        ".ffn_up_exps.=CPU",
-        "exps=CUDA1",
-        "(1|3).ffn_.*_exps=CPU",
-        "attn=CPU",
-        "ffn_.*=CPU",
-        r"(\d+)+.ffn_.*_exps=CPU",
-        "((.*)*)*exps=CPU",
-        "[exps=CPU",
-        "exps=CPU,output=CPU",
-    ],
-)
+    [r"(\d+)+.ffn_.*_exps=CPU", "((.*)*)*exps=CPU", "[exps=CPU", "exps=CUDA_Host", "exps=RPC[1.2.3.4:50052]", "exps", "exps=CPU" + "x" * 1000],
+)  # fmt: skip
 def test_other_overrides_stay_open(override: str) -> None:
     found = read_text("serve.sh", f"llama-server -m a/Qwen3-8B-Q4_K_M.gguf -ot '{override}'", PARSERS)
     assert dict(found.unmodelled)["--override-tensor"] == override
-    assert "serving.host_experts" not in found.request
+    assert "serving.tensor_overrides" not in found.request
 
 
 def test_a_draft_that_is_not_accounted_has_no_most(tmp_path: Path) -> None:
     (tmp_path / "serve.sh").write_text(
-        "llama-server -m Qwen3-32B-Q4_K_M.gguf -md Qwen3-0.6B-Q8_0.gguf -c 16384\n"
+        "llama-server -m Qwen3-32B-Q4_K_M.gguf -md my-own-draft-Q8_0.gguf -c 16384\n"
     )
     found = memsheet.check(tmp_path / "serve.sh", gpus="1x24GB")
     assert found.answer is not None
     assert found.answer.verdict is not None
     assert found.answer.verdict.no_most
+
+
+DRAFTED_FOR = "llama-server -m Qwen2.5-32B-Instruct-IQ4_XS.gguf -c 16384 -ngl 99"
+
+
+@pytest.mark.parametrize(
+    "draft", ["-md Qwen2.5-0.5B-Instruct-{}.gguf", "-hfd bartowski/Qwen2.5-0.5B-Instruct-GGUF:{}"]
+)
+def test_a_draft_that_is_bundled_is_accounted_in_its_own_types(draft: str, tmp_path: Path) -> None:
+    def weights(types: str) -> tuple[int, bool]:
+        line = f"{DRAFTED_FOR} {draft.format(types)} -ngld 99"
+        (tmp_path / "serve.sh").write_text(f"{line}\n")
+        answer = memsheet.check(tmp_path / "serve.sh", gpus="1xL40S").answer
+        assert answer is not None
+        assert answer.serving is not None
+        assert answer.verdict is not None
+        return answer.serving["speculative"]["weights_bytes"], answer.verdict.no_most
+
+    (small, open_small), (large, _) = weights("Q4_0"), weights("Q8_0")
+    assert small < large
+    assert not open_small
+
+
+@pytest.mark.parametrize("flag", ["-ngld 4", "-ctkd q8_0", "-cd 4096", "--cpu-moe-draft"])
+def test_a_draft_that_lies_otherwise_leaves_the_answer_open(flag: str, tmp_path: Path) -> None:
+    line = f"{DRAFTED_FOR} -md Qwen2.5-0.5B-Instruct-Q8_0.gguf {flag}"
+    (tmp_path / "serve.sh").write_text(f"{line}\n")
+    found = memsheet.check(tmp_path / "serve.sh", gpus="1xL40S")
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result is Result.UNCERTAIN
 
 
 def test_a_format_of_gguf_is_the_one_that_a_name_says(tmp_path: Path) -> None:

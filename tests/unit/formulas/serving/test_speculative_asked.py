@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from test_speculative import DRAFT, HEAD, WORDS, eagle3, facts, model, served
 
+import memsheet
 from memsheet import catalog
+from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.engines.sglang.drafting import KEPT
 from memsheet.engines.vllm.facts import release_of
@@ -275,9 +277,26 @@ def test_a_strangers_script_names_nobody_who_is_looked_up(
         "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --spec-method eagle3 --spec-model "
         "/etc/passwd --spec-tokens 3\n"
     )
-    main(["check", str(script), "--gpus", "1xH100-80GB"])
+    main(["check", str(script), "--gpus", "1xRTX4090"])
     said_of_it = capsys.readouterr().out
     assert "/etc/passwd drafts and is no bundled model" in " ".join(said_of_it.split())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tokens", "sure"),
+    [("1xH100-80GB", 3, True), ("1xRTX4090", 3, False), ("1xH100-80GB", 40, False)],
+)
+def test_an_unknown_head_changes_no_verdict_where_the_pool_has_room_for_a_second_model(
+    gpus: str, tokens: int, sure: bool, tmp_path: Path
+) -> None:
+    """The logits of what is verified lie beside the pool."""
+    (tmp_path / "vllm.sh").write_text(
+        STRANGE.format("8B", 8192).replace("tokens 3", f"tokens {tokens}") + "\n"
+    )
+    found = memsheet.check(tmp_path / "vllm.sh", gpus=gpus)
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert (found.answer.verdict.result is Result.FITS) is sure
 
 
 STRANGE = (
