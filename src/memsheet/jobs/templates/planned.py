@@ -74,6 +74,15 @@ def planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
     return {"model": model, "plan": still, "trained": False, "process": "trainer"}
 
 
+def known_share(given: Any, usual: float) -> float | None:
+    """The share of a card that a server is given; the usual one in the place of a number that is no share, at
+    which the server stops, so that its role stays. None where a variable stands.
+    """
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return None
+    return given if 0 < given <= 1 else usual
+
+
 WHOLE_ON_RANKS = ("fsdp1", "fsdp2")
 
 
