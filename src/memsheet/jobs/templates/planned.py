@@ -65,10 +65,12 @@ def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
     """A frozen model beside what trains, without its adapters, which DeepSpeed divides where it divides the
-    model's parameters (huggingface/trl f2cd577 trl/models/utils.py:236-265).
+    model's parameters, and of which it keeps no part on the host otherwise (huggingface/trl f2cd577
+    trl/models/utils.py:236-265).
     """
     still = {key: held for key, held in actor.items() if key != "adapter"}
     if actor.get("engine") == "deepspeed" and actor.get("zero") != 3:
+        still.pop("offload", None)
         still["zero"] = 0
         still["mesh"] = {**still.get("mesh", {}), "dp_replicate": ranks_of_data(still), "dp_shard": 1}
     return {"model": model, "plan": still, "trained": False, "process": "trainer"}
