@@ -89,10 +89,11 @@ WHOLE_ON_RANKS = ("fsdp1", "fsdp2")
 
 
 def planned_reward(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """A model that rewards, with a head of one value: whole on every rank where FSDP trains, for which
-    accelerate leaves it alone (huggingface/accelerate 1.15.0 accelerator.py, prepare_model: evaluation_mode).
+    """A model that rewards, with a head of one value, in no bits of the trained one's, which is loaded by
+    itself: whole on every rank where FSDP trains, for which accelerate leaves it alone
+    (huggingface/accelerate 1.15.0 accelerator.py, prepare_model: evaluation_mode).
     """
-    still = planned_reference(actor, model)
+    still = planned_reference({key: held for key, held in actor.items() if key != "quantization"}, model)
     plan = still["plan"]
     if plan.get("engine") in WHOLE_ON_RANKS:
         ranks = ranks_of_data(plan)

@@ -67,3 +67,34 @@ def test_a_number_that_is_no_share_counts_as_the_usual_one(given: float) -> None
 @pytest.mark.parametrize("given", [True, "0.4", None])
 def test_what_is_no_number_is_no_share(given: object) -> None:
     assert known_share(given, 0.6) is None
+
+
+QLORA = """import torch
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B", quantization_config=bnb)
+ref = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B", quantization_config=bnb)
+{trainer}
+"""
+PAIRS = (
+    "args = DPOConfig('o', per_device_train_batch_size=2, max_length=512, bf16=True)\n"
+    "DPOTrainer(model=model, ref_model=ref, args=args, peft_config=LoraConfig(r=16), train_dataset=data).train()"
+)
+SCORED = (
+    "args = GRPOConfig('o', per_device_train_batch_size=8, num_generations=8, max_completion_length=256, bf16=True)\n"
+    "GRPOTrainer(model=model, reward_funcs='Qwen/Qwen2.5-0.5B', args=args, peft_config=LoraConfig(r=16),\n"
+    "    train_dataset=data).train()"
+)
+
+
+@pytest.mark.parametrize(("trainer", "role", "kept"), [(PAIRS, "reference", True), (SCORED, "reward", False)])
+def test_models_beside_four_bits_stay(tmp_path: Path, trainer: str, role: str, *, kept: bool) -> None:
+    """A reference is loaded as the model that trains; what rewards is loaded by itself, in whole bits."""
+    file = tmp_path / "train.py"
+    file.write_text(QLORA.format(trainer=trainer))
+    found = memsheet.check(file, gpus="1xA100-80GB")
+    assert found.answer is not None
+    assert found.answer.job is not None
+    assert bool(found.answer.job["roles"][role]["plan"].get("quantization")) == kept
