@@ -164,7 +164,8 @@ TAKEN = (
     AllowedValues(formats=("torchtune", "torchtune-ppo"), at=("dtype",), words=("fp16", "bf16", "fp32", "fp64"), closed=True, any_reader=True, source="pytorch/torchtune bd2a0fc torchtune/training/precision.py:18, 102"),
     AllowedValues(
         formats=("verl",),
-        at=("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.n", "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes"),
+        at=("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.n", "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes",
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu", *(f"actor_rollout_ref.{role}.log_prob_max_token_len_per_gpu" for role in ("rollout", "ref"))),
         any_reader=True, source=f"{_VERL}/workers/config/actor.py:200-225, utils/config.py:88-110",
     ),
     AllowedValues(
