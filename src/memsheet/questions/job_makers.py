@@ -75,6 +75,7 @@ from memsheet.sheet import Component, Instant
 
 VERL, OPENRLHF, SLIME, NEMO_RL = "verl", "openrlhf", "slime", "nemo-rl"
 PRIME_RL, AREAL, ROLL = "prime-rl", "areal", "roll"
+NEMO, ALIGNED_BY = "nemo", "$.method"
 """Names of formats."""
 ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
 """A server on the same cards, and the loss of supervised fine-tuning."""
@@ -422,6 +423,6 @@ MAKERS: Mapping[str, tuple[str, Callable[[FileReading, Answer, Mapping[str, Any]
     AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
     SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)), PRIME_RL: (ROLES, _of_launcher(prime_rl_job)),
     AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)), SWIFT: (OF_SWIFT, _job_of_swift),
-    SWIFT_MEGATRON: (OF_SWIFT, _job_of_swift_megatron),
+    SWIFT_MEGATRON: (OF_SWIFT, _job_of_swift_megatron), NEMO: (ALIGNED_BY, lambda *_: None),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

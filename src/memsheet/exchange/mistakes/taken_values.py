@@ -172,6 +172,7 @@ TAKEN = (
         formats=("verl",), at=("actor_rollout_ref.rollout.gpu_memory_utilization",), least=0, most=1, any_reader=True,
         source=f"{_VERL}/workers/rollout/vllm_rollout/vllm_async_server.py:279, sglang_rollout/async_sglang_server.py:260: vLLM 0.33.0 vllm/config/cache.py takes gt=0, le=1; SGLang a share of the card",
     ),
+    AllowedValues(formats=("verl",), at=("actor_rollout_ref.rollout.name",), words=("vllm", "sglang", "trtllm"), source=f"{_VERL}/workers/rollout/base.py: _ROLLOUT_REGISTRY, of which get_rollout_class asserts that it holds the name"),
     AllowedValues(
         formats=("openrlhf",), at=("vllm.gpu_memory_utilization",), least=0, most=1, any_reader=True, source=f"OpenRLHF/OpenRLHF 3c3be623 openrlhf/trainer/ray/vllm_engine.py; {_SHARE_OF_VLLM}",
     ),
