@@ -119,7 +119,7 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
     how = phase.residency_of(role)
     if role.name != phase.active:
         items = resident_items(role, accounted.sheet_of(role, stage), how, accounted.job.cluster)
-        return _without_weights(items) if role.weights_of else items
+        return _without_weights(items, role) if role.weights_of else items
     sheet = accounted.sheet_of(role, stage, phase.plan)
     last = stage == int(role.plan.mesh.pp) - 1  # logits are the last stage's
     logits = (logits_item(role, phase.plan or role.plan, phase.logits),) if phase.logits and last else ()
@@ -130,7 +130,8 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
     if not logits:
         own = sheet.items
         if role.weights_of:
-            own = _generated_items(accounted, role, stage, _without_weights(own))
+            own = _without_weights(own, role)
+            own = own if _has_pool(role) else _generated_items(accounted, role, stage, own)
         return tuple(_with_late_states(own)) if late else own
     assert phase.logits is not None
     items = tuple(step_items(role, sheet, *logits, phase.logits))
@@ -159,8 +160,18 @@ def _generated_items(
     return tuple(generation_items(owner, accounted.sheet_of(owner, stage, plan), int(rows), items))
 
 
-def _without_weights(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    return tuple(item for item in items if item.component not in (Component.PARAMETERS, Component.BUFFERS))
+def _without_weights(items: tuple[Item, ...], role: Role) -> tuple[Item, ...]:
+    """``items`` without the model's own tensors; a server's other buffers are its own."""
+    without = (Component.PARAMETERS,) if _has_pool(role) else OF_OWNER
+    return tuple(item for item in items if item.component not in without)
+
+
+def _has_pool(role: Role) -> bool:
+    """Whether it is a server, with a share of the card and code of its own."""
+    return role.plan.cache.memory_fraction is not None
+
+
+OF_OWNER = (Component.PARAMETERS, Component.BUFFERS)
 
 
 def _with_late_states(items: Iterable[Item]) -> Iterator[Item]:

@@ -14,9 +14,10 @@ E = TypeVar("E", bound=Enum)
 
 @dataclass(slots=True)
 class RequestResolver:
-    """The request, and what came up on the way to a whole plan."""
+    """The request, and what came up on the way to a whole plan. ``frozen``: nothing of the model trains."""
 
     request: Mapping[str, Any]
+    frozen: bool = False
     assumed: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 

@@ -98,11 +98,13 @@ def words_of_processes(gpus: Any, reads: Mapping[str, FileReading]) -> str:
     return ""
 
 
-def words_of_more_cards(gpus: Any, answer: Answer | None) -> str:
-    """That the models of a job take more cards than are named, in words; empty where they do not."""
-    named = named_cards(str(gpus))[0] if gpus else None
+def words_of_more_cards(gpus: Any, answer: Answer | None, beyond: Any) -> str:
+    """That the models of a job take more cards than are named, and than what trains takes by itself,
+    ``beyond``, in words; empty where they do not.
+    """
+    named, own = (named_cards(str(held))[0] if held else None for held in (gpus, beyond))
     count = answer.cluster.count if answer is not None and answer.job and answer.cluster else 0
-    if not named or count <= named:
+    if not named or count <= max(named, own or 0):
         return ""
     return f"the models of the job take {count} cards, and --gpus names {named}: the sheet is on {count}"
 

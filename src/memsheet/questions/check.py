@@ -234,8 +234,8 @@ def _check_job(
     )
     return replace(
         checked,
-        cards_words=of_node
-        or words_of_more_cards(question["gpus"], checked.answer)
+        cards_words=words_of_more_cards(question["gpus"], checked.answer, beyond=job.ask["gpus"])
+        or of_node
         or _words_beside(question, job, files_read.reads),
         other_job=other_job_words(job.unaccounted.words) if job.unaccounted.words else "",
         why_not=(*unreadable, *checked.why_not),

@@ -248,7 +248,7 @@ def _read_role(role: WrittenRole, cluster: Cluster | None, known: Mapping[str, M
     spec = (without_vocabulary(spec, OF_VALUES) or spec) if role.head == VALUES else spec
     count = role.cards[1] if role.cards else cluster.count if cluster else 1
     part = resize_cluster(cluster, _group_of(request, count)) if cluster else None
-    resolved = _resolve_role(request, spec, part, told["assumed"])
+    resolved = _resolve_role(request, spec, part, told["assumed"], frozen=not role.trained)
     first = role.cards[0] if role.cards else 0
     if cluster is None and role.cards is None:
         count = int(resolved.plan.mesh.gpus)
@@ -281,9 +281,14 @@ def _group_of(request: Mapping[str, Any], count: int) -> int:
 
 
 def _resolve_role(
-    request: Mapping[str, Any], spec: ModelSpec, cluster: Cluster | None, assumed: tuple[str, ...] = ()
+    request: Mapping[str, Any],
+    spec: ModelSpec,
+    cluster: Cluster | None,
+    assumed: tuple[str, ...] = (),
+    *,
+    frozen: bool = False,
 ) -> Resolved:
-    found = resolve_request(request, spec, cluster)
+    found = resolve_request(request, spec, cluster, frozen=frozen)
     raise_if_problems(unsupported_choices(found.plan, cluster, spec) if cluster else ())
     return replace(found, assumed=(*assumed, *found.assumed))
 
@@ -299,7 +304,8 @@ def _read_phase(phase: WrittenPhase, roles: Mapping[str, _ResolvedRole]) -> Phas
         whole = {**active.request, **changed}
         if "microbatch" in changed or "seq_len" in changed:
             whole.pop("global_batch", None)
-        plan = _resolve_role(whole, active.role.model, active.cluster).plan
+        still = not active.role.trained
+        plan = _resolve_role(whole, active.role.model, active.cluster, frozen=still).plan
     return Phase(
         name=phase.name, active=phase.active, work=phase.work, plan=plan, residents=phase.residents, logits=phase.logits, extras=phase.extras,
         joined=phase.joined,

@@ -13,7 +13,14 @@ from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.formats.verl.strategies import RELEASE, foreign_engine, sequence_ranks
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, FileReading
-from memsheet.exchange.shared.script_places import COLOCATED, COPY, LOADED_OTHERWISE, OF_TRAINER, SCRIPT
+from memsheet.exchange.shared.script_places import (
+    COLOCATED,
+    COPY,
+    LOADED_OTHERWISE,
+    OF_TRAINER,
+    SCRIPT,
+    SERVED,
+)
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.frozen import replace
 from memsheet.jobs.templates.areal import areal_job
@@ -48,6 +55,7 @@ from memsheet.jobs.templates.trl_values import (
     online_document,
     ppo_document,
 )
+from memsheet.jobs.templates.unsloth import unsloth_grpo_document
 from memsheet.jobs.templates.verl import (
     exchanged_keys,
     has_shorter_rows,
@@ -67,6 +75,7 @@ from memsheet.sheet import Component, Instant
 
 VERL, OPENRLHF, SLIME, NEMO_RL = "verl", "openrlhf", "slime", "nemo-rl"
 PRIME_RL, AREAL, ROLL = "prime-rl", "areal", "roll"
+NEMO, ALIGNED_BY = "nemo", "$.method"
 """Names of formats."""
 ACCOUNTED = (SHARE, f"{SCRIPT}.{COLOCATED}", "loss", f"{SCRIPT}.loss_type")
 """A server on the same cards, and the loss of supervised fine-tuning."""
@@ -144,7 +153,7 @@ MAY_BE_ANOTHER = (
 def _job_of_script(read: FileReading, answer: Answer, ask: Mapping[str, Any]) -> JobDraft | None:
     """Of a script that calls one of TRL's trainers; Unsloth puts losses of its own in their place."""
     if read.values.get(f"{SCRIPT}.unsloth") is True:
-        return None
+        return _job_of_unsloth(read, answer)
     inside = tuple(f"{SCRIPT}.{name}." for name in (OF_METHOD, OF_TRAINER))
     own = {
         at.removeprefix(before): model_reference(answer.model) if held == COPY else held
@@ -165,6 +174,32 @@ def _job_of_script(read: FileReading, answer: Answer, ask: Mapping[str, Any]) ->
     )
     away = ("reference", "teacher", "reward")
     return made._replace(open_words=(*made.open_words, words), elsewhere=away, unbounded=True)
+
+
+def _job_of_unsloth(read: FileReading, answer: Answer) -> JobDraft | None:
+    """Of Unsloth's GRPO; nothing of its other methods."""
+    if read.values.get(f"{SCRIPT}.{METHOD}") != "GRPO" or answer.cluster is None:
+        return None
+    before = f"{SCRIPT}.{OF_METHOD}."
+    own = {at.removeprefix(before): held for at, held in read.values.items() if at.startswith(before)}
+    served = {
+        at.removeprefix(f"{SCRIPT}."): held
+        for at, held in read.values.items()
+        if at.startswith(f"{SCRIPT}.{SERVED}.")
+    }
+    plain = {at: held for at, held in read.values.items() if not at.startswith(f"{SCRIPT}.")}
+    held = worst_sheet(answer.sheets).of(Component.PARAMETERS, instant=Instant.LOAD)
+    made = unsloth_grpo_document(
+        {**plain, **own, **served, "share": read.values.get(f"{SCRIPT}.{COLOCATED}")},
+        plan_document(answer.plan), model_reference(answer.model), _sizes_of(answer), _token_elements(answer),
+        answer.cluster.device.framework_bytes, int(held.value),
+    )  # fmt: skip
+    if made is None or not _sees_pictures(answer):
+        return made
+    return made._replace(open_words=(*made.open_words, PICTURES), unbounded=True)
+
+
+PICTURES = "what its tower makes of prompts' pictures is not counted"
 
 
 def _job_of_method(
@@ -388,6 +423,6 @@ MAKERS: Mapping[str, tuple[str, Callable[[FileReading, Answer, Mapping[str, Any]
     AXOLOTL: ("rl", _job_of_axolotl), FACTORY: ("stage", _job_of_factory), OPENRLHF: (ROLES, _of_launcher(openrlhf_job)),
     SLIME: (ROLES, _of_launcher(slime_job)), NEMO_RL: (ROLES, _of_launcher(nemo_rl_job)), PRIME_RL: (ROLES, _of_launcher(prime_rl_job)),
     AREAL: (ROLES, _of_launcher(areal_job)), ROLL: (ROLES, _of_launcher(roll_job)), SWIFT: (OF_SWIFT, _job_of_swift),
-    SWIFT_MEGATRON: (OF_SWIFT, _job_of_swift_megatron),
+    SWIFT_MEGATRON: (OF_SWIFT, _job_of_swift_megatron), NEMO: (ALIGNED_BY, lambda *_: None),
 }  # fmt: skip
 """By the name of a format the key that says that further models share the cards, and what makes the job."""

@@ -76,27 +76,32 @@ class Resolved:
 
 
 def resolve_request(
-    request: Request, model: ModelSpec | None, cluster: Cluster | None = None, *, real: bool = False
+    request: Request,
+    model: ModelSpec | None,
+    cluster: Cluster | None = None,
+    *,
+    real: bool = False,
+    frozen: bool = False,
 ) -> Resolved:
     """Fill every gap of ``request`` (checked first) for ``model``, None when only a parameter count is known.
 
     ``real``: the engine's own code will run the plan, so that what it can do but nobody has modelled is
-    allowed.
+    allowed. ``frozen``: the model is read beside another that trains, and may be quantized without adapters.
 
     Raises InputError with all problems: unknown keys, values out of range, meshes that do not multiply,
     degrees that do not divide, options that are not modelled.
     """
     raise_if_problems(check_request(request))
     if request.get("task") != "infer" or request.get("engine") is not None:
-        return _resolve_for_engine(request, model, cluster, real=real)
+        return _resolve_for_engine(request, model, cluster, real=real, frozen=frozen)
     return _of_candidates(request, model, cluster, real=real)
 
 
 def _resolve_for_engine(
-    request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool
+    request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool, frozen: bool = False
 ) -> Resolved:
     """As ``resolve_request``, by the engine that is asked for, else by the usual one."""
-    gaps = RequestResolver(request)
+    gaps = RequestResolver(request, frozen=frozen)
     gaps.assumed.extend(model.source.assumed if model else ())
     task = gaps.get("task", "train", silent=True)
     gpus = cluster.count if cluster else None

@@ -83,7 +83,7 @@ def quantization_of(
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
     if task == "train":
         _check_beside(gaps, name, engine, adapter, model)
-    if task == "train" and adapter is None:
+    if task == "train" and adapter is None and not gaps.frozen:
         gaps.wrong(
             "quantization.weights",
             name,
@@ -157,7 +157,7 @@ def _check_stored(
             "is a stored format that is not modelled for training",
             f"give the base model{base}",
         )
-    elif adapter is None:
+    elif adapter is None and not gaps.frozen:
         gaps.wrong(
             "quantization_config",
             stored,

@@ -50,6 +50,7 @@ from memsheet.exchange.shared.script_places import (
     OWN_TRAINER,
     RELEASE_DEFAULTS,
     SCRIPT,
+    SERVED,
     SEVERAL,
     SEVERAL_LOADS,
     SPREADS,
@@ -608,7 +609,7 @@ FORMAT: Format = Format(
         "dataset_name", "dataset_config", "dataset_config_name", "train_file", "validation_file", "validation_split_percentage", "max_train_samples",
         "max_eval_samples", "streaming", "keep_linebreaks", "overwrite_cache", "preprocessing_num_workers", "overwrite_output_dir", "tokenizer_name",
         "use_fast_tokenizer", "model_revision", "trust_remote_code", "cache_dir", "task_name", "max_target_length", "val_max_target_length", "source_prefix", "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config", "generation_config.*", "sortish_sampler", "pad_to_max_length", "num_beams", "ignore_pad_token_for_loss", "text_column", "summary_column", "source_lang", "target_lang", "forced_bos_token", "source_column", "target_column",  # of the examples' own dataclasses
-        f"{SCRIPT}.{RELEASE_DEFAULTS}", f"{SCRIPT}.{OLDER_WORDS}", "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
+        f"{SCRIPT}.{RELEASE_DEFAULTS}", f"{SCRIPT}.{OLDER_WORDS}", f"{SCRIPT}.{SERVED}.*", "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
         "gradient_checkpointing_kwargs.*", *(f"{PARALLEL}.{name}" for name in ("class", "cp_backend", "sp_backend", "cp_handler.class", "sp_handler.*")), f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(

@@ -123,6 +123,7 @@ _LF = "hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/hparams"
 _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
 _VERL = "volcengine/verl b178a3cd verl"
 _SWIFT = "modelscope/ms-swift 3602360 swift"
+_SHARE_OF_VLLM = "vLLM 0.33.0 vllm/config/cache.py: gt=0, le=1"
 _EIGHT_BITS = (
     "adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit", "lion_8bit", "paged_lion_8bit", "ademamix_8bit", "paged_ademamix_8bit", "rmsprop_bnb_8bit",
 )  # fmt: skip
@@ -163,13 +164,24 @@ TAKEN = (
     AllowedValues(formats=("torchtune", "torchtune-ppo"), at=("dtype",), words=("fp16", "bf16", "fp32", "fp64"), closed=True, any_reader=True, source="pytorch/torchtune bd2a0fc torchtune/training/precision.py:18, 102"),
     AllowedValues(
         formats=("verl",),
-        at=("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.n", "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes"),
+        at=("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "actor_rollout_ref.rollout.n", "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node", "trainer.nnodes",
+            "actor_rollout_ref.actor.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu", *(f"actor_rollout_ref.{role}.log_prob_max_token_len_per_gpu" for role in ("rollout", "ref"))),
         any_reader=True, source=f"{_VERL}/workers/config/actor.py:200-225, utils/config.py:88-110",
     ),
     AllowedValues(
         formats=("verl",), at=("actor_rollout_ref.rollout.gpu_memory_utilization",), least=0, most=1, any_reader=True,
         source=f"{_VERL}/workers/rollout/vllm_rollout/vllm_async_server.py:279, sglang_rollout/async_sglang_server.py:260: vLLM 0.33.0 vllm/config/cache.py takes gt=0, le=1; SGLang a share of the card",
     ),
+    AllowedValues(formats=("verl",), at=("actor_rollout_ref.rollout.name",), words=("vllm", "sglang", "trtllm"), source=f"{_VERL}/workers/rollout/base.py: _ROLLOUT_REGISTRY, of which get_rollout_class asserts that it holds the name"),
+    AllowedValues(
+        formats=("openrlhf",), at=("vllm.gpu_memory_utilization",), least=0, most=1, any_reader=True, source=f"OpenRLHF/OpenRLHF 3c3be623 openrlhf/trainer/ray/vllm_engine.py; {_SHARE_OF_VLLM}",
+    ),
+    AllowedValues(
+        formats=("nemo-rl",), at=("policy.generation.vllm_cfg.gpu_memory_utilization", "policy.generation.sglang_cfg.mem_fraction_static"), least=0, most=1, any_reader=True,
+        source=f"NVIDIA-NeMo/RL 7ea279abf nemo_rl/models/generation/vllm/vllm_worker.py; {_SHARE_OF_VLLM}",
+    ),
+    AllowedValues(formats=("trl", "swift"), at=("vllm_gpu_memory_utilization",), least=0, most=1, any_reader=True, source=f"huggingface/trl f2cd577 trl/generation/vllm_generation.py:363; {_SHARE_OF_VLLM}"),
+    AllowedValues(formats=("transformers",), at=("script.of_method.vllm_gpu_memory_utilization",), least=0, most=1, any_reader=True, source=f"huggingface/trl f2cd577 trl/generation/vllm_generation.py:363; {_SHARE_OF_VLLM}"),
     AllowedValues(formats=("vllm",), at=("--tensor-parallel-size", "--pipeline-parallel-size", "--max-num-seqs"), any_reader=True, source="vLLM 0.33.0 vllm/config/parallel.py, vllm/config/scheduler.py: int"),
     AllowedValues(formats=("vllm",), at=("--gpu-memory-utilization",), least=0, most=1, any_reader=True, source="vLLM 0.33.0 vllm/config/cache.py: gt=0, le=1"),
     AllowedValues(formats=("vllm",), at=("--dtype",), words=("auto", "half", "float16", "bfloat16", "float", "float32"), closed=True, source="vLLM 0.33.0 vllm/config/model.py: ModelDType"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from memsheet.frozen import dataclass, field
 from memsheet.guard.budget import Budget
+from memsheet.patterns import late_pattern
 
 Tree = dict[str, Any]
 MOST_STEPS = 20_000
@@ -36,9 +37,40 @@ class Module:
 def syntax_tree(text: str) -> ast.Module:
     """The tree of a text, which several formats ask for; nobody changes it."""
     try:
-        return ast.parse(text)
+        return _parsed_tree(text)
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
         raise ValueError(f"is no Python: {type(error).__name__}") from None
+
+
+MOST_QUOTED = 64
+"""Lines of a script with an f-string that holds its own quotes."""
+OPENED = late_pattern(r"""\b[rR]?[fF][rR]?(["'])""")
+PLACES = late_pattern(r"\{[^{}]*\}")
+
+
+def _parsed_tree(text: str) -> ast.Module:
+    """The tree, where an f-string's places hold the quotes around it, too, as Python takes them since 3.12
+    (PEP 701) and older ones do not.
+    """
+    for _ in range(MOST_QUOTED):
+        try:
+            return ast.parse(text)
+        except SyntaxError as error:
+            lines = text.splitlines(keepends=True)
+            at = (error.lineno or 0) - 1
+            if not 0 <= at < len(lines) or (plain := _with_other_quotes(lines[at])) == lines[at]:
+                raise
+            text = "".join([*lines[:at], plain, *lines[at + 1 :]])
+    return ast.parse(text)
+
+
+def _with_other_quotes(line: str) -> str:
+    """A line whose f-strings have the other quotes in their places."""
+    opened = OPENED.search(line)
+    if opened is None:
+        return line
+    other = "'" if opened[1] == '"' else '"'
+    return PLACES.sub(lambda place: place[0].replace(opened[1], other), line)
 
 
 def call_sites(tree: ast.Module) -> Iterator[tuple[ast.Call, tuple[str, ...], int]]:

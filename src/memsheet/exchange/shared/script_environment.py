@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, ALLOCATOR_CONF, OLDER
 
@@ -13,6 +14,20 @@ def script_allocator_key(tree: ast.Module) -> dict[str, str]:
     """
     told = dict(filter(None, map(_environment_text, tree.body)))
     return next(({ALLOCATOR_CONF: told[name]} for name in (ALLOCATOR, OLDER) if name in told), {})
+
+
+def script_variable(tree: ast.Module, name: str) -> str | None:
+    """What a script's own top level sets a variable to, where that is a plain text, or the text of a cell
+    that a notebook's export runs by a call.
+    """
+    told = dict(filter(None, map(_environment_text, tree.body))).get(name)
+    place = rf"""^[ \t]*os\.environ\[["']{re.escape(name)}["']\]"""
+    set_so = re.compile(rf"""{place}\s*=\s*["']([^"'\n]*)["']""", re.MULTILINE)
+    cells = (
+        one.value for one in ast.walk(tree) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    )
+    found = (set_so.search(cell) for cell in cells if name in cell) if told is None else ()
+    return next((one[1] for one in found if one), told)
 
 
 def _environment_text(line: ast.stmt) -> tuple[str, str] | None:

@@ -35,6 +35,8 @@ SAME_MAP = {"auto": "balanced"}
 """One word for maps that are made alike (transformers 5.23.0 integrations/accelerate.py:349-360)."""
 COLOCATED = "colocated"
 """The share of the card that a server in the trainer's own process takes."""
+SERVED = "served"
+"""What such a server is told beside its share."""
 OWN_LAYERS = "own_layers"
 """That Unsloth's class is one that runs some families in layers of its own (models/loader.py:407, 1140)."""
 OF_ENVIRONMENT = "$"

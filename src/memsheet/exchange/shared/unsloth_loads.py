@@ -16,6 +16,7 @@ from memsheet.exchange.shared.peft_configs import (
 from memsheet.exchange.shared.python_branches import reachable_calls
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module
+from memsheet.exchange.shared.script_environment import script_variable
 from memsheet.exchange.shared.script_places import (
     BITS,
     BRANCH,
@@ -23,6 +24,7 @@ from memsheet.exchange.shared.script_places import (
     OLDER_WORDS,
     OWN_LAYERS,
     RELEASE_DEFAULTS,
+    SERVED,
     WHOLE,
 )
 from memsheet.patterns import late_pattern
@@ -60,18 +62,21 @@ def unsloth_keys(module: Module, said: dict[str, Any], own: dict[str, Any]) -> d
     own.pop("loss_type", None)
     own.pop(RELEASE_DEFAULTS, None)
     own.pop(OLDER_WORDS, None)  # which its own trainers take in every release
+    whole = own.get("max_length") if own.get("method") in GENERATES else None
     asked = (
         said.pop("max_seq_length", None),
         said.pop("max_length", None),
         load.get("max_seq_length", own_default("unsloth", "max_seq_length")),
     )
     length = next((held for held in asked if held is not None), UNSET)
-    own["max_length"] = length
+    own["max_length"] = min(whole, length) if isinstance(whole, int) and isinstance(length, int) else length
     made = {"unsloth": True, **_loaded_copy(module, load), **unsloth_bits(load)}
     if OF_LAYERS.search(load[WHOLE]):
         made[OWN_LAYERS] = True
     if (share := unsloth_colocated_share(load)) is not None:
         made[COLOCATED] = share
+    if own.get("method") in GENERATES:
+        made[SERVED] = {**_served_words(module, load), "length": length, **_raised_rows(said)}
     recompute = (trained or load).get("use_gradient_checkpointing", "unsloth")
     if recompute not in (False, None, "False", "none"):
         said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET
@@ -81,6 +86,45 @@ def unsloth_keys(module: Module, said: dict[str, Any], own: dict[str, Any]) -> d
         **made,
         **(with_open_branch(LORA, _unsloth_adapter(trained), trained) if trained is not None else {}),
     }
+
+
+GENERATES = ("GRPO",)
+"""Methods whose server and rows Unsloth sets (the wheel of unsloth 2026.10.9: unsloth/models/rl.py)."""
+ROWS, ROUNDS, GROUP = "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"
+STANDBY = "UNSLOTH_VLLM_STANDBY"
+
+
+def _served_words(module: Module, load: Mapping[str, Any]) -> dict[str, Any]:
+    """What its vLLM is told beside its share (ib. unsloth/models/llama.py:3502-3510)."""
+    said = script_variable(module.tree, STANDBY)
+    asleep = said not in (None, "0") or load.get("unsloth_vllm_standby") is True
+    rank = load.get("max_lora_rank")
+    return {
+        **({"standby": True} if asleep else {}),
+        **({"rank": rank} if isinstance(rank, int) else {}),
+        **({"fp8_cache": True} if load.get("float8_kv_cache") is True else {}),
+    }
+
+
+def _raised_rows(said: dict[str, Any]) -> dict[str, Any]:
+    """In ``said`` as many rows as a group has answers, where those of a step are no multiple of them, which
+    Unsloth makes them then (ib. unsloth/models/rl.py:3588-3603); how many were asked for.
+    """
+    if any(said.get(at) is not None for at in ("steps_per_generation", "generation_batch_size")):
+        return {}
+    rows, rounds, group = (
+        said.get(at, usual)
+        for at, usual in (
+            (ROWS, own_default("unsloth", ROWS)),
+            (ROUNDS, own_default("unsloth", ROUNDS)),
+            (GROUP, 8),
+        )
+    )
+    known = all(type(one) is int and one > 0 for one in (rows, rounds, group))
+    if not known or rows * rounds % group == 0:
+        return {}
+    said[ROWS] = group
+    return {"rows": rows}
 
 
 def _loaded_copy(module: Module, load: Mapping[str, Any]) -> dict[str, Any]:

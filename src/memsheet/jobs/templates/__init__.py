@@ -57,6 +57,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "sleep": "--vllm-enable-sleep-mode", "logits": "--use-liger-kernel", "share": "--vllm-gpu-memory-utilization {share:g}",
         "batch": "--per-device-train-batch-size {rows} --gradient-accumulation-steps {rounds}", "shard": "--engine fsdp2",
     },
+    "unsloth-grpo": {"sleep": 'os.environ["UNSLOTH_VLLM_STANDBY"] = "1"', "share": "gpu_memory_utilization={share:g}", "logits": "", "batch": "", "shard": "", "offload": ""},
     "trl-recipe": {
         "sleep": "vllm_enable_sleep_mode: true", "logits": "use_liger_kernel: true", "share": "vllm_gpu_memory_utilization: {share:g}", "batch": OF_TRAINER, "shard": DIVIDED,
     },

@@ -43,6 +43,7 @@ from memsheet.jobs.templates.planned import (
     Sizes,
     card_count,
     extra_item,
+    known_share,
     on_cards,
     planned_actor,
     planned_reference,
@@ -171,11 +172,14 @@ def _started_server(values: Values) -> Server | None:
             return None
         known = {at: held for at, held in given.items() if at not in OF_NO_MEMORY}
         return sglang_server(known, SGLANG, degrees[0] * (degrees[1] or 1))
-    share = values.get(f"{VLLM}.gpu_memory_utilization", SHARE)
-    if _backend_of(values) not in OF_VLLM or not isinstance(share, int | float) or not 0 < share <= 1:
+    if _backend_of(values) not in OF_VLLM or _server_share(values) is None:
         return None
     ranks = [least_one(values, f"{VLLM}.{name}_parallel_size", 1) or 1 for name in ("tensor", "pipeline")]
     return Server(_vllm_plan(values), ranks[0] * ranks[1], _unread_of_vllm(values))
+
+
+def _server_share(values: Values) -> float | None:
+    return known_share(values.get(f"{VLLM}.gpu_memory_utilization", SHARE), SHARE)
 
 
 def _sleeps_between(values: Values) -> str:
@@ -200,7 +204,7 @@ def _vllm_plan(values: Values) -> dict[str, Any]:
     return {
         "task": "infer", "engine": "vllm", "precision": {"parameters": "bf16", "compute": "bf16"},
         "mesh": {"tp": least_one(values, f"{VLLM}.tensor_parallel_size", 1), **({"pp": stages} if stages > 1 else {})},
-        "serving": {"memory_fraction": values.get(f"{VLLM}.gpu_memory_utilization", SHARE), **({"max_model_len": longest} if longest else {}), **counts, **eager},
+        "serving": {"memory_fraction": _server_share(values), **({"max_model_len": longest} if longest else {}), **counts, **eager},
     }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ from memsheet.jobs.templates.planned import (
     JobDraft,
     Sizes,
     extra_item,
+    known_share,
     on_cards,
     planned_actor,
     planned_reference,
@@ -83,8 +84,7 @@ def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
         return _taught_job(values, actor, model, sizes)
     placed = placed_roles(values) if is_rl(values) else None
     read = rank_micro_batch(values, "rollout")
-    share = values.get("vllm.gpu_memory_utilization", SHARE)
-    if not placed or not read or not isinstance(share, int | float) or not 0 < share <= 1:
+    if not placed or not read or _server_share(values) is None:
         return None
     roles = {NAMES[role]: _role_of_group(role, values, actor, model) for role in placed}
     phases = _step_phases(values, placed, read, sizes)
@@ -98,6 +98,10 @@ def openrlhf_job(values: Values, plan: Mapping[str, Any], model: str, sizes: Siz
     }  # fmt: skip
     passed = frozenset({RING} if counted else ())
     return JobDraft(document, _left_open(values, placed), shorter_rows=True, accounted=passed, row_ranks=ring)
+
+
+def _server_share(values: Values) -> float | None:
+    return known_share(values.get("vllm.gpu_memory_utilization", SHARE), SHARE)
 
 
 RING_SIZE, RING = "ds.ring_attn_size", "$.ring"
@@ -164,7 +168,7 @@ def _server_plan(values: Values) -> dict[str, Any]:
         "task": "infer", "engine": "vllm", "mesh": {"tp": least_one(values, "vllm.tensor_parallel_size", 1)},
         "precision": {"parameters": "bf16", "compute": "bf16"},
         "serving": {
-            "memory_fraction": values.get("vllm.gpu_memory_utilization", SHARE), "max_model_len": longest_row(values),
+            "memory_fraction": _server_share(values), "max_model_len": longest_row(values),
             "max_sequences": SEQUENCES, "max_batched_tokens": BATCHED, **eager,
         },
     }  # fmt: skip

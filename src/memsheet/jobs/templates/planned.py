@@ -65,23 +65,35 @@ def planned_actor(plan: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def planned_reference(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
     """A frozen model beside what trains, without its adapters, which DeepSpeed divides where it divides the
-    model's parameters (huggingface/trl f2cd577 trl/models/utils.py:236-265).
+    model's parameters, and of which it keeps no part on the host otherwise (huggingface/trl f2cd577
+    trl/models/utils.py:236-265).
     """
     still = {key: held for key, held in actor.items() if key != "adapter"}
     if actor.get("engine") == "deepspeed" and actor.get("zero") != 3:
+        still.pop("offload", None)
         still["zero"] = 0
         still["mesh"] = {**still.get("mesh", {}), "dp_replicate": ranks_of_data(still), "dp_shard": 1}
     return {"model": model, "plan": still, "trained": False, "process": "trainer"}
+
+
+def known_share(given: Any, usual: float) -> float | None:
+    """The share of a card that a server is given; the usual one in the place of a number that is no share, at
+    which the server stops, so that its role stays. None where a variable stands.
+    """
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return None
+    return given if 0 < given <= 1 else usual
 
 
 WHOLE_ON_RANKS = ("fsdp1", "fsdp2")
 
 
 def planned_reward(actor: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """A model that rewards, with a head of one value: whole on every rank where FSDP trains, for which
-    accelerate leaves it alone (huggingface/accelerate 1.15.0 accelerator.py, prepare_model: evaluation_mode).
+    """A model that rewards, with a head of one value, in no bits of the trained one's, which is loaded by
+    itself: whole on every rank where FSDP trains, for which accelerate leaves it alone
+    (huggingface/accelerate 1.15.0 accelerator.py, prepare_model: evaluation_mode).
     """
-    still = planned_reference(actor, model)
+    still = planned_reference({key: held for key, held in actor.items() if key != "quantization"}, model)
     plan = still["plan"]
     if plan.get("engine") in WHOLE_ON_RANKS:
         ranks = ranks_of_data(plan)

@@ -9,7 +9,10 @@ from memsheet.exchange import find_format, nest_dotted_keys
 from memsheet.exchange.shared.file_format import Values, read_format_values
 from memsheet.exchange.shared.launch_values import least_one
 from memsheet.frozen import NamedTuple
+from memsheet.jobs.templates.planned import known_share
 
+SHARE = 0.9
+"""Of the card, where vLLM is told nothing (vLLM 0.33.0 vllm/config/cache.py)."""
 SGLANG_KEPT = "SGLang's graphs leave the card with its cache, and are counted as kept"
 VLLM_COUNTS = {
     "max_model_len": "max_model_len", "max_num_seqs": "max_sequences", "max_num_batched_tokens": "max_batched_tokens",
@@ -43,8 +46,8 @@ def vllm_server(
     that the job accounts in another way.
     """
     tensor, stages = (least_one(given, f"{name}_parallel_size", 1) for name in ("tensor", "pipeline"))
-    share = given.get("gpu_memory_utilization", 0.9)
-    if tensor is None or stages is None or not isinstance(share, int | float) or not 0 < share <= 1:
+    share = known_share(given.get("gpu_memory_utilization", SHARE), SHARE)
+    if tensor is None or stages is None or share is None:
         return None
     counts = {key: found for name, key in VLLM_COUNTS.items() if (found := least_one(given, name, None))}
     eager = {"cuda_graphs": False} if given.get("enforce_eager") is True else {}

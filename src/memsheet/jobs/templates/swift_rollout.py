@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.jobs.templates.option import logits_key
-from memsheet.jobs.templates.planned import JobDraft, TrainedBytes, extra_item
+from memsheet.jobs.templates.planned import JobDraft, TrainedBytes, extra_item, known_share
 from memsheet.jobs.templates.trl import CONTEXT_AT_MOST
 from memsheet.units import MIB
 
@@ -51,12 +51,15 @@ def beta_of(values: Values, method: str) -> Any:
 
 def server_plan(values: Values, sequences: int) -> dict[str, Any] | None:
     """Its vLLM (rlhf_trainers/rollout_mixin.py:459-532); None where a number of it is none."""
-    tensor, share = values.get("vllm_tensor_parallel_size", 1), values.get(SHARE_KEY, SHARE)
+    tensor, share = (
+        values.get("vllm_tensor_parallel_size", 1),
+        known_share(values.get(SHARE_KEY, SHARE), SHARE),
+    )
     given, longest = values.get("vllm_max_num_seqs") or sequences, values.get("vllm_max_model_len")
     counts = [tensor, given, longest or 1]
     if not all(type(one) is int and one > 0 for one in counts):
         return None
-    if not isinstance(share, int | float) or not 0 < share <= 1:
+    if share is None:
         return None
     return {
         "task": "infer", "engine": "vllm", "mesh": {"tp": tensor},

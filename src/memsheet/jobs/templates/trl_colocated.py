@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memsheet.frozen import NamedTuple
+from memsheet.jobs.templates.planned import known_share
 from memsheet.jobs.templates.trl import CONTEXT_AT_MOST, MOST_TOKENS
 
 Values = Mapping[str, Any]
@@ -64,11 +65,11 @@ def vllm_beside(values: Values, model: str, *, sequences: Any, longest: Any, sha
     """
     tensor, given = (
         values.get("vllm_tensor_parallel_size", 1),
-        values.get("vllm_gpu_memory_utilization", share),
+        known_share(values.get("vllm_gpu_memory_utilization", share), share),
     )
     counts = [tensor, sequences, longest or 1]
     known = all(type(one) is int and one > 0 for one in counts) and values.get("use_vllm") is True
-    if not known or not isinstance(given, int | float) or not 0 < given <= 1:
+    if not known or given is None:
         return None
     serving = {
         "memory_fraction": given, "max_sequences": sequences, "max_batched_tokens": MOST_TOKENS, **({"max_model_len": longest} if longest else {}),

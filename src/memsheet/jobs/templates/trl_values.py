@@ -17,6 +17,7 @@ from memsheet.jobs.templates.planned import (
     JobDraft,
     Sizes,
     extra_item,
+    known_share,
     planned_actor,
     planned_reference,
     planned_reward,
@@ -47,7 +48,7 @@ SHORT = {**GRPO, "max_completion_length": GRPO["max_completion_length"]._replace
 experimental/sdft/sdft_config.py:224, experimental/ssd/ssd_config.py:131).
 """
 OF_METHODS = {"GRPO": GRPO, "RLOO": RLOO, "MiniLLM": GRPO, **dict.fromkeys(("SDPO", "SDFT", "SSD"), SHORT)}
-LONGEST = "vllm_max_model_length"
+LONGEST, SHARE = "vllm_max_model_length", "vllm_gpu_memory_utilization"
 EARLIER_LENGTH = ("GRPO", "RLOO", "MiniLLM")
 """Trainers whose server takes a prompt and an answer in releases of 0.19 to 0.25 (v0.25.0
 trainer/grpo_trainer.py:594), and since as many tokens as the model was made for (v0.26.0
@@ -95,6 +96,7 @@ def generating_document(
         "use_liger_kernel": not whole, "per_device_train_batch_size": rows, "optim": "adamw", "zero": actor.get("zero"),
         "max_prompt_length": options["max_prompt_length"] or PROMPT,
     }  # fmt: skip
+    options[SHARE] = known_share(options[SHARE], known[SHARE].usual)
     batch = values.get("generation_batch_size")
     if isinstance(batch, int) and isinstance(rows, int):
         options["steps_per_generation"] = max(1, batch // (rows * ranks_of_data(actor)))

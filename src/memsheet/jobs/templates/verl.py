@@ -36,7 +36,14 @@ from memsheet.exchange.formats.verl.strategies import (
 )
 from memsheet.exchange.shared.file_format import Values
 from memsheet.jobs.templates.option import logits_key
-from memsheet.jobs.templates.planned import Sizes, card_count, extra_item, on_cards, ranks_of_data
+from memsheet.jobs.templates.planned import (
+    Sizes,
+    card_count,
+    extra_item,
+    known_share,
+    on_cards,
+    ranks_of_data,
+)
 from memsheet.jobs.templates.verl_critic import (
     CRITIC,
     REF,
@@ -160,15 +167,12 @@ def _is_unknown(values: Values) -> list[bool]:
     ]  # fmt: skip
 
 
+SHARE = 0.5
+"""Of the card, where nothing is said (workers/config/rollout.py:157)."""
+
+
 def _server_share(values: Values) -> float | None:
-    """The share of a card that a server takes (workers/config/rollout.py:157); the usual one in the place of
-    a number that is none, at which the job stops. None where a variable stands.
-    """
-    usual = 0.5
-    share = held_value(values, f"{ROLLOUT}.gpu_memory_utilization", usual)
-    if not isinstance(share, int | float) or isinstance(share, bool):
-        return None
-    return share if 0 < share <= 1 else usual
+    return known_share(held_value(values, f"{ROLLOUT}.gpu_memory_utilization", SHARE), SHARE)
 
 
 def _server_name(values: Values) -> str:

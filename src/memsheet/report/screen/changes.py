@@ -69,6 +69,7 @@ def _fits_as_known(verdict: Verdict, answer: Answer) -> bool:
     """Whether the sheet itself fits, beside which its files leave something open."""
     room = budget_of(answer.cluster).low_bytes if answer.cluster else 0
     known = bool(answer.sheets) and worst_sheet(answer.sheets).device.high <= room
+    known = known and int(verdict.device.value) <= room
     return known and verdict.result is Result.UNCERTAIN and not verdict.host_short_bytes
 
 

@@ -11,14 +11,18 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT: "does not fit", None: ""}
+ROWS_FIT = "fits, without what is beside the sheet"
 STYLES = {Result.FITS: "green", Result.UNCERTAIN: "yellow", Result.DOES_NOT_FIT: "red", None: ""}
 
 
 def ladder_table(answer: Answer, look: Look) -> RenderableType:
-    """A row a length, the one that the rest of the screen is about marked."""
+    """A row a length, the one that the rest of the screen is about marked. Where more is expected than the
+    sheet has rows of, it is told that they alone are counted here.
+    """
     from rich.table import Table
     from rich.text import Text
 
+    words = {**WORDS, Result.FITS: ROWS_FIT} if _expects_more(answer) else WORDS
     again = any(step.recomputed_bytes is not None for step in answer.ladder)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
     table.add_column("", no_wrap=True)
@@ -31,10 +35,17 @@ def ladder_table(answer: Answer, look: Look) -> RenderableType:
     for step in answer.ladder:
         cells = [
             Text("→" if step.seq_len == answer.plan.training.seq_len else ""), Text(f"{step.seq_len:,}"), Text(look.cell(step.device_bytes)),
-            Text(WORDS[step.result], STYLES[step.result]),
+            Text(words[step.result], STYLES[step.result]),
         ]  # fmt: skip
         table.add_row(*cells, *(_recompute_cells(step, look) if again else ()))
     return table
+
+
+def _expects_more(answer: Answer) -> bool:
+    """Whether the verdict expects more than the sheet has rows of."""
+    verdict = answer.verdict
+    own = next((one for one in answer.sheets if verdict and one.rank == verdict.rank), None)
+    return own is not None and verdict is not None and int(verdict.device.value) > int(own.device.value)
 
 
 def _recompute_cells(step: LadderStep, look: Look) -> tuple[RenderableType, RenderableType]:

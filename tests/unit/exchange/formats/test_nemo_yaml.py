@@ -122,3 +122,35 @@ def test_names_of_other_keys_are_put_in_their_places() -> None:
     assert found["a"] == {"b": 3, "c": 3, "d": [3]}
     assert (found["e"], found["f"], found["g"], found["h"]) == (3, "${a}", "${no}", "${m:${a.b}}")
     assert found["i"].startswith("${")
+
+
+ALIGNED = """trainer: {{devices: 8, num_nodes: 1, precision: bf16}}
+model:
+  mcore_gpt: true
+  micro_batch_size: 1
+  global_batch_size: 16
+  megatron_amp_O2: true
+  encoder_seq_length: 1024
+  {method}: {{ref_policy_kl_penalty: 0.1}}
+  optim: {{name: mcore_distributed_optim}}
+pretrained_checkpoint: {{restore_from_path: /models/llama-3-8b.nemo}}
+inference: {{greedy: false}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "rows"), [("dpo", 2), ("spin", 2), ("kto", 1), ("ppo", 1), ("reinforce", 1)]
+)
+def test_a_method_of_the_aligner_is_told_and_nothing_bounds_it(
+    tmp_path: Path, method: str, rows: int
+) -> None:
+    """A pair is two rows; what generates or is compared with is on no row."""
+    (tmp_path / "gpt.yaml").write_text(ALIGNED.format(method=method))
+    checked = memsheet.check(tmp_path / "gpt.yaml", gpus="8xH100-80GB")
+    assert checked.answer
+    assert checked.answer.verdict
+    assert checked.answer.plan.training.microbatch == rows
+    assert checked.answer.plan.training.global_batch == 16 * rows
+    assert checked.result is Result.UNCERTAIN
+    assert checked.answer.verdict.no_most
+    assert not checked.answer.model.name.startswith("/")

@@ -12,6 +12,7 @@ from memsheet import check
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange.shared.notebook import marimo_script, notebook_commands, notebook_script
+from memsheet.exchange.shared.python_module import syntax_tree
 from memsheet.guard import parse_json
 
 SCRIPT = """from trl import SFTConfig, SFTTrainer
@@ -205,3 +206,24 @@ def test_a_notebook_of_marimo_has_the_sheet_of_its_script(tmp_path: Path) -> Non
     assert found.answer is not None, found.why_not
     assert plain.answer is not None
     assert found.answer.sheets == plain.answer.sheets
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'f"{row["question"]} is asked"',
+        "f'{row['question']} is asked'",
+        'print(f"{a["b"]}", 1)',
+        'x = f"{a["b"]}{c["d"]}"',
+    ],
+)
+def test_places_of_a_text_may_hold_the_quotes_around_it(line: str) -> None:
+    tree = syntax_tree(f"a = 1\n{line}\nrows = 8\n")
+    assert len(tree.body) == 3
+    assert ast.unparse(tree.body[2]) == "rows = 8"
+    assert any(isinstance(one, ast.JoinedStr) for one in ast.walk(tree))
+
+
+def test_what_is_no_python_stays_none() -> None:
+    with pytest.raises(ValueError, match="is no Python"):
+        syntax_tree('rows = f"{a["b"]"\n')

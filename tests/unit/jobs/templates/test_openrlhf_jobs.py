@@ -252,3 +252,13 @@ def _teacher_at_rest(found: Checked) -> int:
         for item in found.answer.sheets[0].items
         if item.path.startswith("teacher/") and item.component.value == "parameters" and when in item.at
     )
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("offload", ["", "--ds.adam_offload"])
+def test_every_model_stays_whatever_of_the_optimizer_is_on_the_host(
+    tmp_path: Path, stage: int, offload: str
+) -> None:
+    script = SCRIPT.replace("--ds.zero_stage 3", f"--ds.zero_stage {stage}")
+    roles = job_of(checked(tmp_path, f"{TOGETHER} {offload}", script))["roles"]
+    assert set(roles) == {"actor", "reference", "critic", "reward", "rollout"}

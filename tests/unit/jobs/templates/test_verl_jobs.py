@@ -586,3 +586,12 @@ def test_pictures_leave_a_model_that_sees_open(tmp_path: Path) -> None:
         (tmp_path / "run.sh").write_text(text)
         found = memsheet.check(tmp_path / "run.sh", gpus="2xH200")
         assert ("the tower for pictures" in found.doubt) is opened
+
+
+def test_a_length_in_thousands_stops_and_keeps_every_role(tmp_path: Path) -> None:
+    roles = []
+    for length in ("2048", "2k"):
+        found = checked(tmp_path, f"data.max_prompt_length={length} data.max_response_length=1024")
+        assert any("is no number" in str(told) for _, told in found.mistakes) == (length == "2k")
+        roles.append(job_of(found)["roles"])
+    assert roles[0] == roles[1]

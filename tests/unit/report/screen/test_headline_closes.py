@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,18 @@ def test_less_on_some_cards_is_told_where_it_decides(share: float, told: bool) -
         "on some" in device_capacity_words(device, replace(answer.verdict, device=needed), Look())
     ) == told
     assert closes(memsheet.infer("mixtral-8x7b", gpus="2xMI300X", engine="vllm", tp=2, memory_fraction=0.998))
+
+
+def test_a_length_fits_by_the_sheet_alone_where_more_is_expected(tmp_path: Path) -> None:
+    """A launch of which one role is accounted: its logits stand beside the sheet."""
+    file = tmp_path / "run.sh"
+    file.write_text(
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B data.max_prompt_length=long "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 trainer.n_gpus_per_node=8\n"
+    )
+    found = memsheet.check(file, gpus="8xH100-80GB")
+    assert found.answer is not None
+    screen = render_answer(found.answer, Look(width=120))
+    rows = [line for line in screen.splitlines() if re.search(r"\d  fits", line)]
+    assert rows
+    assert all(line.endswith("fits, without what is beside the sheet") for line in rows)

@@ -24,6 +24,7 @@ from memsheet.exchange.shared.read_only_rows import Back, positive_count, read_e
 from memsheet.exchange.shared.trainers import row_of
 from memsheet.guard import parse_yaml
 from memsheet.late import late_functions
+from memsheet.patterns import late_pattern
 
 with late_functions(__name__):
     from memsheet.exchange.shared.config_references import with_references
@@ -40,6 +41,25 @@ NODES, DEVICES, PRECISION, O2 = (
 SCHEME, LORA = "model.peft.peft_scheme", "model.peft.lora_tuning"
 OPTIMIZER, NAMED = "model.optim.name", "model.restore_from_path"
 WEIGHTS, STATES, LOADED, KIND = "$.precision", "$.optimizer", "$.peft", "$.kind"
+METHOD = "$.method"
+ALIGNED: Mapping[str, tuple[str, str]] = {
+    "dpo": ("DPO", "the reference's weights lie on the host and are switched in"),
+    "spin": ("SPIN", "the reference's weights lie on the host and are switched in, and it generates"),
+    "kto": ("KTO", "the reference's weights lie on the host and are switched in"),
+    "ppo": ("PPO", "an engine generates on the same cards, and the critic is a server's"),
+    "reinforce": ("REINFORCE", "an engine generates on the same cards"),
+    "rs": ("rejection sampling", "an engine generates on the same cards"),
+    "knowledge_distillation": ("distillation", "logits of a teacher stand beside the student's"),
+    "reward_model_type": ("reward", "the head is of one value"),
+}
+"""Methods of NeMo-Aligner by the group of its configuration that says them, and what the sheet leaves out
+(NVIDIA/NeMo-Aligner af2b3bd examples/nlp/gpt/conf; nemo_aligner/utils/utils.py:430, cpu_weight_swap).
+"""
+PAIRED = ("dpo", "spin", "reward_model_type")
+"""Whose row is two sequences (ib. nemo_aligner/models/nlp/gpt/megatron_gpt_dpo_model.py:429-432;
+megatron_gpt_reward_model.py, get_forward_output_and_loss_func).
+"""
+OF_ROWS = ("--micro-batch-size", "--global-batch-size")
 SHARDED = ("distributed_fused_adam", "mcore_distributed_optim")
 TARGETS = {
     "attention_qkv": ("q_proj", "k_proj", "v_proj"), "attention_dense": ("o_proj",), "mlp_fc1": ("gate_proj", "up_proj"), "mlp_fc2": ("down_proj",),
@@ -51,19 +71,24 @@ GROUPS = {
 }
 
 
+SAYS_NEMO = late_pattern(r"tensor_model_parallel_size|mcore_gpt")
+
+
 def parse_nemo_text(text: str) -> Mapping[str, Any]:
     """Values of a training configuration, without what is left to whoever runs it (``???``); nothing where it
     is none. Raises ValueError for text that is no YAML.
     """
-    if "tensor_model_parallel_size" not in text or "trainer:" not in text or "optim:" not in text:
+    if "trainer:" not in text or "optim:" not in text or not SAYS_NEMO.search(text):
         return {}
     tree = parse_yaml(text, "file")
     if not isinstance(tree, Mapping) or not all(
         isinstance(tree.get(at), Mapping) for at in ("trainer", "model")
     ):
         return {}
-    asked = "tensor_model_parallel_size" in tree["model"] and "optim" in tree["model"]
-    return _without_unfilled(with_references(tree)) if asked and "inference" not in tree else {}
+    model = tree["model"]
+    aligned = "mcore_gpt" in model and any(isinstance(model.get(name), Mapping) for name in ALIGNED)
+    asked = ("tensor_model_parallel_size" in model and "inference" not in tree) or aligned
+    return _without_unfilled(with_references(tree)) if asked and "optim" in model else {}
 
 
 def _without_unfilled(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +101,16 @@ def _without_unfilled(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_as_megatron(flag: str) -> Back:
     row = row_of(MEGATRON, flag)
-    return lambda value, values: row.read(value, in_megatron_words(values))
+    return lambda value, values: row.read(
+        2 * value if flag in OF_ROWS and positive_count(value) and aligned_by(values) in PAIRED else value,
+        in_megatron_words(values),
+    )
+
+
+def aligned_by(values: Values) -> str | None:
+    """The group of a configuration that says a method of NeMo-Aligner's; None of pretraining and tuning."""
+    own = (at.partition(".")[2].partition(".")[0] for at in values if at.startswith("model."))
+    return next((name for name in own if name in ALIGNED), None)
 
 
 def _read_trainer_devices(value: Any, values: Values) -> Mapping[str, Any]:
@@ -150,6 +184,10 @@ def _left_to_nemo(values: Values) -> Mapping[str, Any]:
         told[STATES] = "is Apex's, with gradients divided and copies in sixteen bits, and the sheet's is not"
     if values.get(SCHEME) not in (None, "none", "lora"):
         told[LOADED] = f"trains by {values[SCHEME]}, and the sheet is of every parameter"
+    if method := aligned_by(values):
+        named, beside = ALIGNED[method]
+        rows = "each row is counted as two; " if method in PAIRED else ""
+        told[METHOD] = f"{named}: {rows}{beside}"
     if is_other_kind(values):
         told[KIND] = f"is {values['name']}, which is no stack of decoder layers"
     return told
@@ -166,6 +204,7 @@ KEYS = (
     read_only_row(DEVICES, _read_trainer_devices, f"conf/{G}:4"), read_only_row(NODES, read_elsewhere, f"conf/{G}:5"),
     read_only_row(PRECISION, _read_trainer_precision, f"conf/{G}:7", 32), read_only_row(O2, read_elsewhere, f"conf/{G}"),
     read_only_row(OPTIMIZER, _read_optimizer_name, f"conf/{G}", "fused_adam"), read_only_row(NAMED, _read_restored_model, f"conf/{G}"),
+    read_only_row(f"pretrained_checkpoint.{NAMED.partition('.')[2]}", _read_restored_model, "NVIDIA/NeMo-Aligner af2b3bd examples/nlp/gpt/conf/gpt_dpo.yaml"),
     read_only_row(DATA_LENGTH, _read_data_length, "tuning/conf/megatron_gpt_finetuning_config.yaml:120"),
     read_only_row(f"{LORA}.adapter_dim", _read_lora_dimension, "tuning/conf/megatron_gpt_finetuning_config.yaml:88"),
     *(read_only_row(f"{LORA}.{name}", read_elsewhere, "tuning/conf/megatron_gpt_finetuning_config.yaml:88") for name in ("target_modules", "adapter_dropout")),
@@ -176,12 +215,12 @@ FORMAT = Format(
     name="nemo", file="config.yaml", kind="yaml", tested=VERSION, engines=(), keys=KEYS, said={"task": "train", "engine": "megatron"}, marks=frozenset({"trainer"}), parse=parse_nemo_text,
     absent=_left_to_nemo, model=nemo_described_sizes, own_processes=True, program_known=lambda _: False,
     unmodelled={
-        WEIGHTS: (), STATES: (), LOADED: (), KIND: (), **dict.fromkeys(OPEN, ()), "model.fp8": (False,), "model.fsdp": (False,), "model.transformer_engine": (True,),
+        WEIGHTS: (), STATES: (), LOADED: (), KIND: (), METHOD: (), **dict.fromkeys(OPEN, ()), "model.fp8": (False,), "model.fsdp": (False,), "model.transformer_engine": (True,),
         "model.cpu_offloading": (False,), "model.fp32_residual_connection": (False,), "model.num_micro_batches_with_partial_activation_checkpoints": (),
         "model.activations_checkpoint_layers_per_pipeline": (), "model.ub_tp_comm_overlap": (False,), "model.window_size": (), "model.logits_soft_cap": (),
         "model.transformer_block_type": ("pre_ln",), "model.headscale": (False,), "model.mcore_customization_config": (), "model.mcore_gpt": (True,),
         "model.moe_expert_capacity_factor": (), "model.use_flash_attention": (True,),
     },
-    known=frozenset({"name", "hydra", "defaults", "restore_from_path", *(f"model.{name}" for name in (*SIZES, *SWITCHED, "activation")), "model.*", "trainer.*", "exp_manager.*", "hydra.*", "run.*", "s3_checkpointing.*", "cluster_type"})
+    known=frozenset({"name", "hydra", "defaults", "restore_from_path", *(f"model.{name}" for name in (*SIZES, *SWITCHED, "activation")), "model.*", "trainer.*", "exp_manager.*", "hydra.*", "run.*", "s3_checkpointing.*", "pretrained_checkpoint.*", "remote_rm.*", "remote_critic_rm.*", "precision", "inference.*", "cluster_type"})
     - {key.at for key in KEYS},
 )  # fmt: skip

@@ -13,6 +13,7 @@ from memsheet.exchange.formats.verl.overrides import CONFIG, STOCK
 from memsheet.exchange.shared.file_format import Key, Values
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.patterns import late_pattern
+from memsheet.plan.values import parse_token_count
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 SUPERVISED, OF_ENGINES = "fsdp_sft_trainer", "sft_trainer"
@@ -51,8 +52,11 @@ def held_value(values: Values, at: str, usual: Any) -> Any:
 
 
 def whole_number(values: Values, at: str, usual: int | None) -> int | None:
-    """A count of at least one, as it is said or taken; nothing where a variable or anything else stands."""
+    """A count of at least one, as it is said or taken, or as it is meant in thousands (``4k``, at which the
+    job stops); nothing where a variable or anything else stands.
+    """
     found = held_value(values, at, usual)
+    found = parse_token_count(found) if isinstance(found, str) else found
     return found if type(found) is int and found > 0 else None
 
 

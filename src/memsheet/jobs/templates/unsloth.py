@@ -1,0 +1,195 @@
+"""GRPO by Unsloth, of a script's values: adapters that train beside a base, and vLLM in the same process,
+which runs with the base's own tensors.
+
+Lines are of unsloth and unsloth_zoo 2026.10.9, by their wheels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.jobs.templates.generation import generating_phase, own_generation
+from memsheet.jobs.templates.option import logits_key
+from memsheet.jobs.templates.planned import (
+    SCHEMA,
+    JobDraft,
+    Sizes,
+    extra_item,
+    known_share,
+    planned_actor,
+)
+from memsheet.jobs.templates.trl import CONTEXT_AT_MOST
+from memsheet.units import GIB
+
+Values = Mapping[str, Any]
+UPDATES, ROWS, ROUNDS = (
+    "steps_per_generation",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+)
+SHARE = 0.5
+"""Of what is free, where nothing is said (unsloth/models/llama.py:3504)."""
+STANDBY_SHARES = ((40, 0.925), (25, 0.9), (20, 0.825), (14, 0.8), (10, 0.775), (0, 0.75))
+HELD_BACK = 0.95
+"""By GiB of a card, the share that a server takes that sleeps, whatever is said; and how many times less it
+then is (unsloth_zoo/vllm_utils.py:4471-4480, with vLLM 0.11 and newer).
+"""
+SEQUENCES = (
+    (2, 2048, 8), (4, 2048, 16), (8, 4096, 32), (12, 4096, 48), (16, 6144, 64), (24, 6144, 80), (40, 8192, 96), (48, 8192, 112), (80, 8192, 128),
+)  # fmt: skip
+MOST_SEQUENCES = (8192, 256)
+"""By GiB that are left for a cache, tokens of a pass and sequences at once (vllm_utils.py:4799-4808)."""
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Of adapters that vLLM takes; it is given the next larger one (vllm_utils.py, determine_max_lora_rank)."""
+ESTIMATED = 16
+"""Bytes of an element by which it finds how many rows it can update at once (rl_replacements.py:850-896)."""
+OF_FREE = 0.8
+MADE, CAST, MASKED = 2, 4, 4
+"""Bytes of a logit as it is made, in fp32, and without the token's own beside it; the head's product is made
+of a part of the rows at a time (rl_replacements.py:184-335).
+"""
+LEAST_PARTS, TOKENS_OF_PART = 4, 4096
+
+
+def unsloth_grpo_document(
+    values: Values,
+    plan: Mapping[str, Any],
+    model: str,
+    sizes: Sizes,
+    token_elements: int,
+    card_bytes: int,
+    weight_bytes: int,
+) -> JobDraft | None:
+    """The job. ``values``: the script's own, ``served.*`` what its server is told; ``plan``: of what trains;
+    ``token_elements``: what one token adds to the cache; ``card_bytes``, ``weight_bytes``: of a card, and of
+    the base's weights on it. None where a size is none or the model trains whole.
+    """
+    actor, _ = planned_actor(plan)
+    rows, length, new = (
+        actor.get("microbatch"),
+        actor.get("seq_len"),
+        values.get("max_completion_length", 256),
+    )
+    counts = (rows, length, new if isinstance(new, int) else 1)
+    share = known_share(values["share"], SHARE) if values.get("share") is not None else None
+    served, stands_by = values.get("share") is not None, values.get("served.standby") is True
+    if not all(type(one) is int and one > 0 for one in counts) or (served and share is None):
+        return None
+    if not actor.get("adapter"):
+        return None
+    new = new if isinstance(new, int) else length // 2
+    roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
+    taken = _server_share(share or SHARE, card_bytes, stands_by=stands_by)
+    free = card_bytes * (1 if stands_by or not served else 1 - taken) - weight_bytes
+    at_once = _rows_at_once(rows, length, sizes, free)
+    words = []
+    if at_once < rows:
+        words.append(f"Unsloth updates as many rows at once as it finds room for: {at_once} of {rows}")
+    if served:
+        roles["rollout"] = _server(values, actor, model, taken, card_bytes, weight_bytes)
+    else:
+        made = rows * (values[ROUNDS] if isinstance(values.get(ROUNDS), int) else 1)
+        roles["rollout"] = own_generation(actor, model, rows=made, new=min(new, length - 1))
+    phases = _passes(values, rows, at_once, length)
+    if served:
+        pool = _open_pool(taken)
+        rests = {"residents": {"rollout": "parameters"}} if stands_by else {"items": [pool]}
+        gen: dict[str, Any] = {"name": "gen", "active": "rollout", "items": [pool]}
+        phases = [gen, *({**one, **rests} for one in phases)]
+    else:
+        cache = token_elements * roles["rollout"]["plan"]["serving"]["max_sequences"] * length
+        absent = {"residents": {"rollout": "absent"}}
+        phases = [generating_phase(actor, cache), *({**one, **absent} for one in phases)]
+    notes = [
+        "the server runs with the base's own tensors, which are counted once, with what trains"
+    ] if served else []  # fmt: skip
+    if (first := values.get("served.rows")) is not None:
+        notes.append(f"Unsloth makes {ROWS} of {first} the {rows} answers of a group")
+    document = {
+        "schema": SCHEMA, "name": "unsloth-grpo", "roles": roles, "phases": phases, "notes": notes,
+    }  # fmt: skip
+    return JobDraft(document, tuple(words), shorter_rows=True, accounted=frozenset({"loss"}))
+
+
+def _server_share(share: float, card_bytes: int, *, stands_by: bool) -> float:
+    """Of the whole card: what is free when it starts is without the process's context."""
+    if stands_by:
+        share = next(held for least, held in STANDBY_SHARES if card_bytes >= least * GIB) * HELD_BACK
+    return share * max(0, card_bytes - CONTEXT) / card_bytes
+
+
+CONTEXT = GIB
+"""The most that a process's context takes of what is free before its server starts."""
+
+
+def _open_pool(taken: float) -> dict[str, Any]:
+    """What the server's pool may be larger by: contexts are smaller than the most, and vLLM counts memory
+    beside torch from its own start.
+    """
+    more = int(taken * CONTEXT)
+    why = "the server's share is of what is free when it starts, beside a context of 0 to 1 GiB"
+    return {
+        **extra_item("kv_cache", "pool_beside", (0, more // 2, more + CONTEXT_AT_MOST), why),
+        "role": "rollout",
+    }
+
+
+def _server(
+    values: Values, actor: Mapping[str, Any], model: str, taken: float, card_bytes: int, weight_bytes: int
+) -> dict[str, Any]:
+    """Its vLLM (unsloth_zoo/vllm_utils.py, load_vllm; unsloth/models/llama.py:4255-4276)."""
+    left = (taken * card_bytes - weight_bytes) / GIB
+    tokens, sequences = next((row[1:] for row in SEQUENCES if left <= row[0]), MOST_SEQUENCES)
+    length = values.get("served.length")
+    longest = length if isinstance(length, int) else actor["seq_len"]
+    rank = max(int(values.get("served.rank") or 16), int(actor["adapter"]["rank"]))
+    width = (actor.get("precision") or {}).get("compute", "bf16")
+    stored = (actor.get("quantization") or {}).get("weights")
+    plan: dict[str, Any] = {
+        "task": "infer", "engine": "vllm", "precision": {"parameters": width, "compute": width},
+        "adapter": {"kind": "lora", "rank": next((one for one in RANKS if one >= rank), RANKS[-1])},
+        "serving": {
+            "memory_fraction": taken, "max_model_len": longest, "max_sequences": sequences,
+            "max_batched_tokens": max(sequences, min(tokens, sequences * longest)),
+            **({"kv_dtype": "fp8"} if values.get("served.fp8_cache") is True else {}),
+        },
+    }  # fmt: skip
+    if stored:
+        plan["quantization"] = {"weights": stored}
+    return {"model": model, "plan": plan, "process": "trainer", "weights_of": "actor"}
+
+
+def _rows_at_once(rows: int, length: int, sizes: Sizes, free: float) -> int:
+    """Rows of a pass: as many as it finds room for, by its own estimate; the fewest of four and all where
+    even one has none.
+    """
+    parts = _parts(length)
+    for some in range(rows, 0, -1):
+        logits = some * some * length * sizes.vocab // (rows * parts)
+        if ESTIMATED * (some * length * sizes.hidden + logits) <= OF_FREE * free:
+            return some
+    return min(4, rows)
+
+
+def _parts(length: int) -> int:
+    return max(LEAST_PARTS, length // TOKENS_OF_PART)
+
+
+def _passes(values: Values, rows: int, at_once: int, length: int) -> list[dict[str, Any]]:
+    """The passes of the trainer: earlier log-probabilities where a generation serves several updates, those
+    of the base where ``beta`` is any, and the update. A scorer of older releases keeps every part's logits
+    for its backward.
+    """
+    parts = _parts(length)
+    tokens = -(-at_once * length // parts)
+    read = logits_key(tokens, (0, MADE + CAST, MADE + CAST + MASKED), "of a part of the rows, read only")
+    kept = min(250, MADE + CAST + MASKED + CAST * parts * -(-rows // at_once))
+    learnt = logits_key(tokens, (0, MADE + CAST + MASKED, kept), "of a part of the rows, with gradients")
+    some = {"plan": {"microbatch": at_once}} if at_once < rows else {}
+    found: list[dict[str, Any]] = []
+    if any(values.get(at) not in (None, 1) for at in ("num_iterations", UPDATES, "generation_batch_size")):
+        found.append({"name": "old_log_prob", "active": "actor", "work": "forward", "logits": read, **some})
+    if values.get("beta") not in (None, 0, 0.0) or values.get("loss_type") in ("bnpo", "grpo"):
+        found.append({"name": "ref", "active": "actor", "work": "forward", "logits": read, **some})
+    return [*found, {"name": "update_actor", "active": "actor", "logits": learnt, **some}]
