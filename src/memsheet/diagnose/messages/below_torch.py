@@ -338,6 +338,10 @@ _LAUNCHED = (
     "the launcher only says that one of its processes ended with an error: what it died of, memory or not, stands in "
     "that process's own traceback, which is not in this text"
 )  # fmt: skip
+_RUNNER = (
+    "Ollama only says that its model's process ended: what it died of, memory or not, stands in the server's log "
+    "(journalctl -u ollama, ~/.ollama/logs/server.log), which is not in this text"
+)  # fmt: skip
 ECHOES = (
     ("traceback:Toenabletracebacksee:", _LAUNCHED),
     ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
@@ -345,12 +349,17 @@ ECHOES = (
     ("Enginecoreinitializationfailed.Seerootcauseabove", _ENGINE),
     ("AsyncEngineDeadError", _ENGINE),
     ("schedulerisdead.Pleasecheckifthere", _ENGINE),
+    ("modelrunnerhasunexpectedlystopped", _RUNNER),
+    ("modelfailedtoload,thismaybeduetoresourcelimitations", _RUNNER),
+    ("llamarunnerprocesshasterminated", _RUNNER),
+    ("llama-serverprocesshasterminated", _RUNNER),
     ("remoteprocessexitedortherewasanetworkerror", _REMOTE),
     ("ncclRemoteError:", _REMOTE),
 )
 """What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py and utils.py,
 wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h,
-ncclRemoteError; torch/distributed/elastic/multiprocessing/errors/__init__.py, format_msg).
+ncclRemoteError; ollama/ollama at fb307609, llm/llama_server.go:1306 and 1642;
+torch/distributed/elastic/multiprocessing/errors/__init__.py, format_msg).
 """
 _OTHER_ERROR = re.compile(
     r"(?!RuntimeError: Engine)(?:\w{1,40}\.){0,8}(?!(?:Async)?EngineDead|EOFError|ChildFailed)\w{1,60}(?:Error|Exception)(?:: |$)"

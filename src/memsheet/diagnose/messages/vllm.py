@@ -260,7 +260,7 @@ _GB = (
     rf"(?P<needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailableKVcachememory"
     rf"\((?P<available>{NUMBER})GiB\)"
 )
-FORMS = (
+OWN_FORMS = (
     Form("server start", re.compile(rf"(?:Freememoryondevice(?:cuda:\d{{1,3}})?)\(?(?P<free>{NUMBER})/(?P<capacity>{NUMBER})GiB\)onstartupislessthandesiredGPUmemoryutilization\((?P<share>[\d.]{{1,8}}),(?P<desired>{NUMBER})GiB\)"), _refused_start, {"free": "GiB", "capacity": "GiB", "desired": "GiB"}),
     Form("cache of one request", re.compile(rf"maxseqlen\((?P<length>[\d,]{{1,12}})\),?\(?{_GB}(?:\S{{0,80}}?estimatedmaximummodellengthis(?P<estimate>[\d,]{{1,12}}?)\.)?"), _one_request, {"needed": "GiB", "available": "GiB"}),
     Form("no cache", re.compile(r"Noavailablememoryforthecacheblocks|#(?:GPU|CUDA|cuda)blocks:0\b"), _no_blocks),

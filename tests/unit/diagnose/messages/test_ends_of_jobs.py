@@ -22,6 +22,8 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("sglang states", "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any requests. max_mamba_cache_size=2, mamba_ratio=3, resulting max_num_reqs=0."),
         ("npu vllm", "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n(NPUWorker pid=11) vllm_ascend/worker/worker.py"),
         ("lmdeploy pt", "lmdeploy - ERROR - engine.py: RuntimeError: No enough gpu memory for runtime."),
+        ("sglang one request", "AssertionError: No space left for only one request, self.token_to_kv_pool_allocator.available_size()=0"),
+        ("sglang one request of windows", "AssertionError: No space left for only one request in SWA mode full_available_size=0, swa_available_size=512"),
         ("sglang pool", "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. sglang/srt/model_executor/model_runner.py"),
         ("vllm maxlen", "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache (40960). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine. vllm"),
     ),
