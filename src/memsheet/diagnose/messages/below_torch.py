@@ -19,7 +19,7 @@ from memsheet.diagnose.messages.holders import (
 )
 from memsheet.diagnose.messages.llama_cpp import refused_call
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
-from memsheet.diagnose.messages.stated import smaller_share, stated_share
+from memsheet.diagnose.messages.stated import share_called, smaller_share, stated_share
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.units import GIB
 
@@ -42,11 +42,6 @@ BLOCKING = Cure(
 )  # fmt: skip
 
 
-_SHARES = (
-    ("gpu_memory_utilization", re.compile(r"gpu[_-]memory[_-]utilization|\bEngineCore|\bvllm serve\b|GPU KV cache size: ")),
-    ("mem_fraction_static", re.compile(r"mem[_-]fraction[_-]static|\bsglang[./]")),
-)  # fmt: skip
-"""How a server calls its share of the card, by what its logs and commands hold."""
 _CAPTURES = re.compile(r"Capturing CUDA graphs|Capture cuda graph begin|Capturing the model for CUDA graphs")
 
 
@@ -54,7 +49,7 @@ def _rooms(message: Message, log: Log) -> tuple[Cure, ...]:
     """What leaves more of the card outside PyTorch's allocator: of a server its own share, for it fills that
     whatever PyTorch is told, and fewer graphs where these are captured.
     """
-    name = next((name for name, sign in _SHARES if sign.search(log.text)), "")
+    name = share_called(log.text)
     if not name or shares_a_card(log.text):
         return (ROOM,)
     vllm = name == "gpu_memory_utilization"

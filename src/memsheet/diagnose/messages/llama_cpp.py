@@ -11,8 +11,8 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 from memsheet.diagnose.messages import ollama
 from memsheet.diagnose.messages.holders import without_holders
 from memsheet.diagnose.messages.nvidia_smi import listed_holders
-from memsheet.diagnose.messages.stated import halved, stated_number
-from memsheet.diagnose.named_cards import NamedCard, card_in_text
+from memsheet.diagnose.messages.stated import card_of, halved, stated_number
+from memsheet.diagnose.named_cards import LARGEST_CARD, NamedCard, card_in_text
 from memsheet.diagnose.named_models import names_experts
 from memsheet.frozen import replace
 
@@ -56,8 +56,6 @@ graph_reserve): its own words alone, for "compute" stands in many a sentence bes
 _IN_BYTES = re.compile(r"bufferofsize(\d{1,18})")
 _NEXT_TRY = "cudaMallocfailed"
 _COPIES = re.compile(r"n_copies=(\d{1,3})")
-LARGEST_CARD = 288 * 2**30
-"""No card that is sold holds more (catalog/devices.toml)."""
 
 _WORDS = {
     "weights": ("parameters", "model", "the model's weights"),
@@ -127,7 +125,7 @@ _DEVICE = re.compile(r"(?:using device (?:CUDA|ROCm)|\bDevice )(\d{1,2})(?: \(|:
 def _card_of(message: Message, log: Log) -> NamedCard | None:
     """The card of a message's device, as the program names it, else as the text does."""
     names = dict(_DEVICE.findall(log.text))
-    return card_in_text(names.get(message.words.get("device", ""), "") if names else log.text)
+    return card_in_text(names.get(message.words.get("device", ""), "")) if names else card_of(log)
 
 
 def _held_at_start(message: Message, free: Interval | None, log: Log) -> str:
