@@ -8,6 +8,7 @@ import re
 from memsheet.diagnose.figures import PAGE
 from memsheet.diagnose.interval import Interval
 from memsheet.diagnose.message import Term
+from memsheet.diagnose.named_cards import NamedCard
 from memsheet.frozen import NamedTuple
 
 OF_SHEET, BOTH_KNOWN = 5, 4
@@ -41,7 +42,7 @@ def raises(code: str) -> bool:
 class Axes(NamedTuple):
     """What is known of a job's sizes; ``sheet``: tensors of its plan by component, path and bytes;
     ``recomputes``, ``eight_bits``, ``single_rows``: whether its plan computes every layer again, keeps states
-    of few bits, and was said to have one row in a micro-batch.
+    of few bits, and was said to have one row in a micro-batch; ``card``: that it runs on.
     """
 
     vocabularies: tuple[int, ...] = ()
@@ -53,6 +54,7 @@ class Axes(NamedTuple):
     recomputes: bool = False
     eight_bits: bool = False
     single_rows: bool = False
+    card: NamedCard | None = None
 
     @property
     def counts(self) -> tuple[int, ...]:

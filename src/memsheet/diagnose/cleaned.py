@@ -12,6 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import accumulate, islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memsheet.diagnose.named_cards import NamedCard
 
 MOST_BYTES = 64 * 2**20
 WHOLE = 2**20
@@ -59,11 +63,13 @@ _ENDS_OF_LINES, _DIGITS = bytes.maketrans(b"\r", b"\n"), b"0123456789"
 
 class Log:
     """A cleaned text. ``lines``: its lines without prefixes; ``squeezed``: all of them without a space;
-    ``speakers``: the names of the processes that said lines, by their numbers, where a prefix has them.
+    ``speakers``: the names of the processes that said lines, by their numbers, where a prefix has them;
+    ``card``: of the job, where it is told beside the text.
     """
 
     def __init__(self, lines: Iterable[str], speakers: Mapping[int, str] | None = None) -> None:
         self.lines = tuple(lines)
+        self.card: NamedCard | None = None
         self.speakers: Mapping[int, str] = speakers or {}
 
     @cached_property

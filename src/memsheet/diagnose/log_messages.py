@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval
-from memsheet.diagnose.message import Message, messages_of
+from memsheet.diagnose.message import Form, Message, messages_of
 from memsheet.diagnose.messages import (
     below_torch,
     colocated,
@@ -18,6 +18,7 @@ from memsheet.diagnose.messages import (
     llama_cpp,
     memory_summary,
     nvidia_smi,
+    ollama,
     other_devices,
     other_runtimes,
     other_servers,
@@ -31,28 +32,21 @@ from memsheet.diagnose.messages import (
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 
 EMITTERS = (
-    below_torch,
-    deepspeed,
-    host,
-    jax,
-    llama_cpp,
-    memory_summary,
-    nvidia_smi,
-    other_devices,
-    other_servers,
-    schedulers,
-    sglang,
-    step_lines,
-    torch_allocator,
-    unsupported_settings,
-    vllm,
-)
-SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
-SERVER_FORMS = (*vllm.FORMS, *sglang.FORMS, *other_servers.OWN_FORMS)
-FORMS = (
-    *other_devices.FORMS, *below_torch.FORMS, *schedulers.FORMS, *host.FORMS, *jax.FORMS, *llama_cpp.FORMS, *other_servers.STAND_INS,
-    *other_servers.FORMS,
+    vllm, sglang, other_devices, below_torch, schedulers, host, ollama, jax, llama_cpp, other_servers, torch_allocator,
+    deepspeed, memory_summary, nvidia_smi, step_lines, unsupported_settings,
 )  # fmt: skip
+"""Each place once; of two messages in one line the first here speaks."""
+
+
+def _forms_of_all(name: str) -> tuple[Form, ...]:
+    return tuple(form for emitter in EMITTERS for form in getattr(emitter, name, ()))
+
+
+SIGNS: tuple[bytes, ...] = tuple(sign for emitter in EMITTERS for sign in emitter.SIGNS)
+OWN_FORMS, STAND_INS, FORMS = map(_forms_of_all, ("OWN_FORMS", "STAND_INS", "FORMS"))
+"""A server's own words, which say more than a request's bytes before them; what speaks for a request whose
+message is cut; all other messages.
+"""
 SAME_FAILURE, SAME_PLACE = 200, 3
 """Lines behind a failed request within which a server's own words are of the same failure; lines within which
 two forms are one message.
@@ -65,7 +59,7 @@ def failing_messages(log: Log) -> tuple[int, list[Message]]:
     """
     found = [
         *torch_allocator.allocator_messages(log),
-        *messages_of(log, (*SERVER_FORMS, *FORMS)),
+        *messages_of(log, (*OWN_FORMS, *STAND_INS, *FORMS)),
         *host.killed_lines(log),
     ]
     found.sort(key=lambda each: each.line)
@@ -129,11 +123,11 @@ def fullest_of_card(first: Message, messages: Sequence[Message]) -> Message:
 
 
 def stands_in(message: Message) -> bool:
-    return any(message.judge is form.judge for form in other_servers.STAND_INS)
+    return any(message.judge is form.judge for form in STAND_INS)
 
 
 def is_servers_own(message: Message) -> bool:
-    return any(message.judge is form.judge for form in SERVER_FORMS)
+    return any(message.judge is form.judge for form in OWN_FORMS)
 
 
 def context_facts(log: Log) -> dict[str, Interval]:

@@ -96,6 +96,9 @@ class Message:
     """Of what is no message of an allocator: its verdict."""
 
 
+Judge = Callable[[Message, Log], Judgement]
+
+
 class Form(NamedTuple):
     """How a message looks in a text without spaces. Groups named ``x`` with a unit in ``units`` (or in a
     group ``x_unit``) are sizes, all others words.
@@ -103,7 +106,7 @@ class Form(NamedTuple):
 
     kind: str
     pattern: re.Pattern[str]
-    judge: Callable[[Message, Log], Judgement]
+    judge: Judge
     units: Mapping[str, str] = {}
 
 

@@ -26,6 +26,8 @@ _NAMED = re.compile(
 _SIZED = re.compile(r"(?<![\w.,/-])(\d{1,3})[ -]?Gi?B (?:(?:of )?VRAM|(?:NVIDIA |AMD )?(?:GPU|card)s?)\b")
 _PLURAL = re.compile(r"(?<=[\dXGSie])s$")
 MOST_NAMES = 64
+LARGEST_CARD = 288 * 2**30
+"""No card that is sold holds more (catalog/devices.toml)."""
 
 
 class NamedCard(NamedTuple):
@@ -76,11 +78,8 @@ def card_in_text(text: str) -> NamedCard | None:
     return max(found, key=lambda card: (card.most, len(card.sizes)), default=None)
 
 
-def beyond_named_card(size: Interval | None, text: str) -> str:
-    """In words that one request is more than the card has that a text names; empty where it is not, or none
-    is named.
-    """
-    card = card_in_text(text)
+def beyond_card(size: Interval | None, card: NamedCard | None) -> str:
+    """In words that one request is more than the job's card has; empty where it is not, or none is known."""
     if size is None or card is None or size.low <= card.most:
         return ""
-    return f"the {card.name} that the text names has {size_words(Interval(card.most, card.most))} at the most"
+    return f"the {card.name} has {size_words(Interval(card.most, card.most))} at the most"

@@ -76,6 +76,26 @@ def fixed_lengths(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(found))
 
 
+_EXPERTS = re.compile(
+    r"_exps\b|\bMoE\b|\bmixture[- ]of[- ]experts\b|\bexpert_(?:used_)?count\b|\bn_expert(?:_used)?\s{0,12}[:=]\s{0,12}[1-9]"
+    r"|(?<![A-Za-z0-9])\d{1,4}B-A\d{1,3}(?:\.\d)?B(?![A-Za-z0-9])|(?<![A-Za-z0-9])\d{1,2}x\d{1,3}B(?![A-Za-z0-9])|\bmixtral\b|\bgpt-oss\b",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How logs and names say that a model has routed experts: llama.cpp's tensors and its file's keys (gguf-py,
+constants.py), sizes in names, families that are nothing else.
+"""
+_COUNTS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+@lru_cache(maxsize=8)
+def names_experts(text: str) -> bool:
+    """Whether a text names a model with routed experts."""
+    if _EXPERTS.search(text):
+        return True
+    configs = ({**each, **each.get("text_config", {})} for each in named_entries(text))
+    return any(count > 1 for each in configs for count in _counts_under(each, _COUNTS_OF_EXPERTS))
+
+
 def positions_of_models(text: str) -> tuple[int, ...]:
     """The positions that models have which learn one of each, and so read no more tokens."""
     found = (config.get("n_positions") for config in named_entries(text))

@@ -39,6 +39,8 @@ from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
 from memsheet.diagnose.messages.spoken_growth import growth_in_prose, spoken_rates
+from memsheet.diagnose.messages.stated import card_of
+from memsheet.diagnose.named_cards import NamedCard
 from memsheet.diagnose.regimes import (
     Change,
     change_of_run,
@@ -144,6 +146,8 @@ class Signs:
     """Whether the optimizer's states are in few bits already."""
     single_rows: bool = False
     """Whether a micro-batch has one row."""
+    card: NamedCard | None = None
+    """That the job runs on, where one is known."""
     grows_said: str = ""
     """By which words people say that memory only grows, and that the job died late of it."""
     changed_at: Change | None = None
@@ -223,7 +227,7 @@ def _signs_of_text(log: Log, line: int) -> Signs:
         growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or growth_in_prose(text), grows_said=growth_in_words(text),
         outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or ("" if saves_event(event) else event), saves_said=checkpoint_saving_clause(text) or (event if saves_event(event) else ""),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=unfreezing_clause(text),
-        sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
+        card=card_of(log), sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),
     )  # fmt: skip
 
 

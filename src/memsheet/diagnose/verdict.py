@@ -99,6 +99,7 @@ class Diagnosis:
 def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) -> Diagnosis:
     """What texts of one job, by their names, come to. ``known``: sizes of the plan, where there is one."""
     log = cleaned_log(texts.values(), SIGNS)
+    log.card = known.card if known else None
     inputs, context = tuple(texts), context_facts(log)
     caught, messages = failing_messages(log)
     if not messages:

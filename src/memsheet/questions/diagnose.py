@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet.budget import Answer, Change, Result
+from memsheet.catalog import find_gpus
 from memsheet.diagnose.candidates import Axes
 from memsheet.diagnose.cleaned import MOST_BYTES
 from memsheet.diagnose.log_programs import SERVERS
 from memsheet.diagnose.message import YES, Cause, Cure
+from memsheet.diagnose.named_cards import NamedCard
 from memsheet.diagnose.printed import held_beside, printed_beside
 from memsheet.diagnose.redacted import redact_diagnosis
 from memsheet.diagnose.snapshot.failure import is_failure, read_failure
@@ -25,6 +27,7 @@ from memsheet.guard import read_bytes, read_stdin
 from memsheet.guard.pickled import read_pickle
 from memsheet.guard.spending import of_one_command
 from memsheet.patterns import late_pattern
+from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.options import InferOptions, Model
 from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.plan.workload import Training
@@ -40,6 +43,8 @@ Said = str | bytes | SnapshotFacts
 """A text, or what a snapshot shows."""
 CONFIGURATIONS = (".yml", ".yaml", ".json", ".toml", ".sh", ".py")
 """How files end that say what ran."""
+OF_SERVERS = (Cause.ENGINE_OVERCOMMIT, Cause.ENGINE_UNDERPROVISION)
+"""Causes that only a server dies of."""
 SERVED = ("max_model_len", "sequences", "memory_fraction", "users")
 """Options that only a server's question has."""
 
@@ -142,14 +147,18 @@ def diagnose_named_texts(texts: Mapping[str, Said], model: Any, options: Mapping
             next(iter(texts), TEXT), None, "is empty", "the error message, or the end of the log"
         )
     given = {key: value for key, value in options.items() if value is not None}
-    first = _joined_diagnosis(said, every, None)
+    card = _card_of_options(options)
+    first = _joined_diagnosis(said, every, Axes(card=card))
     if model is None and not given and plans:
         given, model = {"plan": plans[0]}, plans[0].get("model")
     if model is None and not given:
         return first
     answer = _answer_of_configurations(said, model, given)
-    answer = answer or _answer_of_job(model, given, served=first.program in SERVERS)
-    found = _joined_diagnosis(said, every, _axes_of_answer(answer, given))
+    if answer is None and model is None and set(given) <= {"gpus"}:
+        return first
+    served = first.program in SERVERS or first.cause in OF_SERVERS
+    answer = answer or _answer_of_job(model, given, served=served)
+    found = _joined_diagnosis(said, every, _axes_of_answer(answer, given)._replace(card=card))
     beside = tuple(printed_beside(found.facts, answer))
     notes = (*found.notes, *recompute_notes(found.held, answer), *_sheet_notes(found, answer))
     if more := held_beside(found.term, found.facts, answer):
@@ -211,8 +220,20 @@ def _answer_of_configurations(said: Mapping[str, Any], model: Any, given: Mappin
 def _answer_of_job(model: Any, options: dict[str, Any], *, served: bool) -> Answer:
     plan = options.get("plan")
     task = plan.get("task") if isinstance(plan, Mapping) else None
-    serves = task == "infer" or (task is None and (served or any(key in options for key in SERVED)))
+    engine = find_engine(str(options.get("engine", "")))
+    only_serves = engine is not None and "train" not in engine.tasks
+    asks_server = served or only_serves or any(key in options for key in SERVED)
+    serves = task == "infer" or (task is None and asks_server)
     return accounted.infer(model, **options) if serves else accounted.train(model, **options)
+
+
+def _card_of_options(options: Mapping[str, Any]) -> NamedCard | None:
+    """The card that ``gpus`` names. Raises InputError where nobody has such a one."""
+    gpus = options.get("gpus")
+    if not isinstance(gpus, str):
+        return None
+    _, device = find_gpus(gpus)
+    return NamedCard(device.name, (device.framework_high_bytes,))
 
 
 def _axes_of_answer(answer: Answer, given: Mapping[str, Any]) -> Axes:

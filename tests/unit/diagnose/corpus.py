@@ -100,7 +100,7 @@ TWELVE = (
          "cache is needed, which is larger than the available KV cache memory (3.18 GiB). Based on the available memory, the estimated "
          "maximum model length is 34736. Try increasing `gpu_memory_utilization`.",
          "engine_underprovision", term="model", yes=("a context of 34,736 tokens at the most",), no=("a cache in eight bits",),
-         says=("rank 0 with 16 of 48 layers 8.00 GiB, rank 1 with 32 of 48 layers 16.00 GiB", "34,734 tokens", "98,304 bytes a token")),
+         says=("rank 0 with 16 of 48 layers 8.00 GiB, rank 1 with 32 of 48 layers 16.00 GiB", "34,736 tokens, as the server says", "98,304 bytes a token")),
     Case("9 somebody before the start", "ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than desired GPU memory utilization (0.9, "
          "71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
          "other_process", yes=("free what others hold of the card", "a share that is free: --gpu-memory-utilization 0.84")),
@@ -265,7 +265,7 @@ FURTHER = (
          "failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 8589934592\nllama_init_from_model: failed to initialize the context: failed to "
          "allocate buffer for kv cache", "real_need", maybe=("a shorter context", "a cache in eight bits", "fewer layers on the GPU"), says=("the KV cache",)),
     Case("a server's trial prefill", "ERROR warmup{max_prefill_tokens=16384}: Server error: Not enough memory to handle 16384 prefill tokens. You need to decrease "
-         "`--max-batch-prefill-tokens`", "real_need", maybe=("fewer tokens in one pass",), says=("16,384 tokens",)),
+         "`--max-batch-prefill-tokens`", "engine_overcommit", maybe=("fewer tokens in one pass",), says=("16,384 tokens",)),
     Case("a server's call to the driver", "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, mMemPool->getPool()): out of memory (/x/tllmBuffers.h:211)",
          "unknown", open_between=("engine_overcommit", "real_need", "other_process"), maybe=("fewer requests at once",)),
     Case("layers split over cards", "RuntimeError: Insufficient VRAM for model and cache", "unknown", open_between=("real_need", "other_process")),

@@ -13,7 +13,7 @@ from memsheet.diagnose.interval import (
     more_than,
     size_words,
 )
-from memsheet.diagnose.named_cards import beyond_named_card
+from memsheet.diagnose.named_cards import beyond_card
 from memsheet.diagnose.signs import Signs
 from memsheet.units import GIB
 
@@ -49,7 +49,7 @@ def is_beyond_card(of: Figures, _: Signs) -> bool | None:
 
 def is_beyond_named_card(of: Figures, signs: Signs) -> bool | None:
     """Of a message without the card's total: one request is more than the card has that the text names."""
-    return of.capacity is None and of.free is None and bool(beyond_named_card(of.asked, signs.text))
+    return of.capacity is None and of.free is None and bool(beyond_card(of.asked, signs.card))
 
 
 _MACHINE = re.compile(
@@ -107,7 +107,7 @@ def beyond_card_words(of: Figures, _: Signs) -> str:
 
 
 def named_card_words(of: Figures, signs: Signs) -> str:
-    return f"{size_words(of.asked)} were asked for at once, and {beyond_named_card(of.asked, signs.text)}"
+    return f"{size_words(of.asked)} were asked for at once, and {beyond_card(of.asked, signs.card)}"
 
 
 def whole_machine_words(of: Figures, signs: Signs) -> str:

@@ -8,7 +8,7 @@ from memsheet.diagnose.causes.shortages import is_warm_up
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import NOTHING, at_least, size_words
 from memsheet.diagnose.message import MAYBE, NO, Cure
-from memsheet.diagnose.named_cards import beyond_named_card
+from memsheet.diagnose.named_cards import beyond_card
 from memsheet.diagnose.signs import Signs
 
 ALLOC_CONF = {
@@ -53,7 +53,7 @@ def expandable_cure(figures: Figures, signs: Signs, who: str, *, covered: bool |
 def expandable_by_sum(figures: Figures, signs: Signs, who: str) -> Cure:
     """What merging all that is kept would come to."""
     kept, free = figures.unallocated, figures.free
-    if free is None and (over := beyond_named_card(figures.asked, signs.text)):
+    if free is None and (over := beyond_card(figures.asked, signs.card)):
         return expandable_cure(figures, signs, who, covered=False, why=over)
     if kept is None or free is None:
         return expandable_cure(

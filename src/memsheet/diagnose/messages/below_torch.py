@@ -19,7 +19,7 @@ from memsheet.diagnose.messages.holders import (
 )
 from memsheet.diagnose.messages.llama_cpp import refused_call
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
-from memsheet.diagnose.messages.stated import smaller_share, stated_share
+from memsheet.diagnose.messages.stated import share_called, smaller_share, stated_share
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.units import GIB
 
@@ -42,11 +42,6 @@ BLOCKING = Cure(
 )  # fmt: skip
 
 
-_SHARES = (
-    ("gpu_memory_utilization", re.compile(r"gpu[_-]memory[_-]utilization|\bEngineCore|\bvllm serve\b|GPU KV cache size: ")),
-    ("mem_fraction_static", re.compile(r"mem[_-]fraction[_-]static|\bsglang[./]")),
-)  # fmt: skip
-"""How a server calls its share of the card, by what its logs and commands hold."""
 _CAPTURES = re.compile(r"Capturing CUDA graphs|Capture cuda graph begin|Capturing the model for CUDA graphs")
 
 
@@ -54,7 +49,7 @@ def _rooms(message: Message, log: Log) -> tuple[Cure, ...]:
     """What leaves more of the card outside PyTorch's allocator: of a server its own share, for it fills that
     whatever PyTorch is told, and fewer graphs where these are captured.
     """
-    name = next((name for name, sign in _SHARES if sign.search(log.text)), "")
+    name = share_called(log.text)
     if not name or shares_a_card(log.text):
         return (ROOM,)
     vllm = name == "gpu_memory_utilization"
@@ -338,6 +333,10 @@ _LAUNCHED = (
     "the launcher only says that one of its processes ended with an error: what it died of, memory or not, stands in "
     "that process's own traceback, which is not in this text"
 )  # fmt: skip
+_RUNNER = (
+    "Ollama only says that its model's process ended: what it died of, memory or not, stands in the server's log "
+    "(journalctl -u ollama, ~/.ollama/logs/server.log), which is not in this text"
+)  # fmt: skip
 ECHOES = (
     ("traceback:Toenabletracebacksee:", _LAUNCHED),
     ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
@@ -345,12 +344,17 @@ ECHOES = (
     ("Enginecoreinitializationfailed.Seerootcauseabove", _ENGINE),
     ("AsyncEngineDeadError", _ENGINE),
     ("schedulerisdead.Pleasecheckifthere", _ENGINE),
+    ("modelrunnerhasunexpectedlystopped", _RUNNER),
+    ("modelfailedtoload,thismaybeduetoresourcelimitations", _RUNNER),
+    ("llamarunnerprocesshasterminated", _RUNNER),
+    ("llama-serverprocesshasterminated", _RUNNER),
     ("remoteprocessexitedortherewasanetworkerror", _REMOTE),
     ("ncclRemoteError:", _REMOTE),
 )
 """What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py and utils.py,
 wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h,
-ncclRemoteError; torch/distributed/elastic/multiprocessing/errors/__init__.py, format_msg).
+ncclRemoteError; ollama/ollama at fb307609, llm/llama_server.go:1306 and 1642;
+torch/distributed/elastic/multiprocessing/errors/__init__.py, format_msg).
 """
 _OTHER_ERROR = re.compile(
     r"(?!RuntimeError: Engine)(?:\w{1,40}\.){0,8}(?!(?:Async)?EngineDead|EOFError|ChildFailed)\w{1,60}(?:Error|Exception)(?:: |$)"

@@ -9,7 +9,7 @@ from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Judgement, Message
 from memsheet.diagnose.messages.colocated import shares_a_card
 from memsheet.diagnose.messages.nvidia_smi import Holder, card_table, listed_holders, listed_processes
-from memsheet.diagnose.named_cards import card_in_text
+from memsheet.diagnose.messages.stated import card_of
 
 FULL = (9, 10)
 """The share of a card that is held where it counts as full."""
@@ -42,7 +42,7 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
         or shown_after_end(message, log)
         or _says_another_number(log, holders)
     )
-    named = card_in_text(log.text)
+    named = card_of(log)
     for card in dict.fromkeys(each.card for each in holders):
         there = [each for each in holders if each.card == card]
         known = table is not None and card < len(table.cards)

@@ -13,7 +13,7 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"terminated with code -9", b"exit code 137", b"xitCode",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"[WinError 8]", b"WinError 1450", b"os error 1455", b"DefaultCPUAllocator",
-    b"Unable to allocate", b"OOMKilled", b"system memory", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"/psm_", b"\nKilled",
+    b"Unable to allocate", b"OOMKilled", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"/psm_", b"\nKilled",
     b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b": Out Of Memory", b"systemd-oomd", b"earlyoom", b"out-of-memory and exited",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
@@ -136,19 +136,6 @@ def refused_pinned(_: Message, __: Log) -> Judgement:
     return host_shortage("page-locked memory of the host was asked for and refused", MORE_HOST)
 
 
-def _short_system(message: Message, _: Log) -> Judgement:
-    asked, free = message.facts.get("asked"), message.facts.get("free")
-    told = (
-        f"{size_words(asked)} of host memory are needed and {size_words(free)} available"
-        if asked and free
-        else "host memory is short"
-    )
-    missing = (asked - free).positive if asked and free else None
-    return Judgement(
-        causes=(Cause.NOT_GPU_MEMORY,), because=told, missing=missing, cures=(MORE_HOST, SMALLER_BATCH)
-    )
-
-
 DEATHS = (
     ("SIGKILLbyOOMkillerduetohighmemoryusage", "Ray says that a worker died and lists what may have ended it, the host's memory among it: the worker's log and `dmesg` on its node tell"),
     ("subprocesseshasabruptlydiedduringmapoperation", "a process that prepared data died without a word: `dmesg` tells whether it was for the host's memory"),
@@ -176,9 +163,8 @@ FORMS = (
     Form("page file", re.compile(r"WinError(?:1455|8|1450)\]|oserror1455"), _page_file),
     Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), refused_array),
     Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), refused_array, {"asked": "bytes"}),
-    Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|Cannotallocatememory\(oserror12\)|fork:(?:retry:)?(?:Resourcetemporarilyunavailable)?Cannotallocatememory|fatalerror:runtime:(?:outofmemory|cannotallocatememory)|OSError:Memorymappingfilefailed:Cannotallocatememory"), refused_array),
+    Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|Cannotallocatememory\(oserror12\)|fork:(?:retry:)?(?:Resourcetemporarilyunavailable)?Cannotallocatememory|fatalerror:runtime:(?:outofmemory|cannotallocatememory)|(?:Memorymappingfile|mmap)failed:Cannotallocatememory"), refused_array),
     Form("pinned", re.compile(r"(?:[Ff]ailed(?:toallocate|allocating)|ouldnotallocate)\S{0,60}?pinnedhost|failedtoalloc\d{1,18}bytesonhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), refused_pinned),
-    Form("system", re.compile(rf"requiresmoresystemmemory\({sized_pattern('asked')}\)thanisavailable\({sized_pattern('free')}\)"), _short_system),
     Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|[Ee]xit(?:ed|s|ing)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|Childprocesswith(?:PID|pid)\d{1,9}terminatedwithcode-9\b|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")

@@ -19,8 +19,8 @@ from memsheet.diagnose.interval import (
 )
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.holders import judged_by_table
-from memsheet.diagnose.messages.stated import larger_share, smaller_share, stated_share
-from memsheet.diagnose.named_cards import NamedCard, beyond_named_card, card_in_text
+from memsheet.diagnose.messages.stated import card_of, larger_share, smaller_share, stated_share
+from memsheet.diagnose.named_cards import NamedCard, beyond_card
 from memsheet.frozen import NamedTuple, replace
 
 SIGNS = (
@@ -173,16 +173,16 @@ def _beyond_known_card(message: Message, log: Log, told: str, total: Interval | 
     somebody else on it, where what was refused is what XLA takes at its start. ``total``: of the whole
     program.
     """
-    size, card, named = message.facts.get("asked"), message.facts.get("capacity"), card_in_text(log.text)
+    size, card, named = message.facts.get("asked"), message.facts.get("capacity"), card_of(log)
     whole = f"{told}; the program needs {size_words(total or NOTHING)} in all"
     need = Judgement(causes=(Cause.REAL_NEED,), because=whole, cures=(SMALLER, PREALLOCATED))
     if total is not None and card is not None and more_than(total, card):
         return replace(
             need, missing=(total - card).positive, because=f"{whole}, and the card has {size_words(card)}"
         )
-    if over := beyond_named_card(total, log.text):
+    if over := beyond_card(total, named):
         return replace(need, because=f"{whole}, and {over}")
-    if over := beyond_named_card(size, log.text):
+    if over := beyond_card(size, named):
         return replace(need, because=f"{told}, and {over}")
     if refused := _refused_at_start(message, log):
         return refused
@@ -210,7 +210,7 @@ def _judged_request(message: Message, log: Log) -> Judgement:
     if size and "limit" in pool and "in_use" in pool:
         share = stated_share(log, message.line, FRACTION)
         raised = Cure(change="a larger share of the card for the pool", helps=MAYBE, where=FRACTION)
-        limit = Limit(share is not None, raised, card_in_text(lines), share)
+        limit = Limit(share is not None, raised, card_of(log), share)
         return judge_pool(size, pool, told, (SMALLER,), (*_larger_pool(message, log), PREALLOCATED), limit)
     held = [part for name in ("maybe_live_out", "preallocatedtemp") if (part := stats.get(name)) is not None]
     total = stats.get("total") or (sum_intervals(held) if len(held) > 1 else None)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
 from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages import ollama
 from memsheet.diagnose.messages.holders import without_holders
 from memsheet.diagnose.messages.nvidia_smi import listed_holders
-from memsheet.diagnose.messages.stated import halved, stated_number
-from memsheet.diagnose.named_cards import NamedCard, card_in_text
+from memsheet.diagnose.messages.stated import card_of, halved, stated_number
+from memsheet.diagnose.named_cards import LARGEST_CARD, NamedCard, card_in_text
+from memsheet.diagnose.named_models import names_experts
+from memsheet.frozen import replace
 
 SIGNS = (
     b"cudaMalloc failed", b"failed to allocate", b"unable to allocate", b"retrying without pipeline", b"KV buffer size", b"MiB free",
 )  # fmt: skip
 FEWER_LAYERS = Cure(change="fewer layers on the GPU", helps=MAYBE, where="-ngl N")
+EXPERTS_ON_HOST = Cure(
+    change="routed experts of some layers on the host", helps=MAYBE, where="--n-cpu-moe N (or -ot exps=CPU)",
+    why="a token reads few of them, and attention stays on the GPU: slower by less than whole layers are",
+)  # fmt: skip
 SHORTER = Cure(change="a shorter context", helps=MAYBE, where="-c N")
 OF_ANY_LENGTH = Cure(change="a shorter context", helps=NO, why="weights are as large for any context")
 LOWER_CACHE = Cure(change="a cache in eight bits", helps=MAYBE, where="-fa on -ctk q8_0 -ctv q8_0")
@@ -50,8 +56,6 @@ graph_reserve): its own words alone, for "compute" stands in many a sentence bes
 _IN_BYTES = re.compile(r"bufferofsize(\d{1,18})")
 _NEXT_TRY = "cudaMallocfailed"
 _COPIES = re.compile(r"n_copies=(\d{1,3})")
-LARGEST_CARD = 288 * 2**30
-"""No card that is sold holds more (catalog/devices.toml)."""
 
 _WORDS = {
     "weights": ("parameters", "model", "the model's weights"),
@@ -63,23 +67,6 @@ _CURES = {
     "compute": (FLASH, SHORTER),
     "cache": (SHORTER, LOWER_CACHE, FEWER_LAYERS),
 }
-
-
-OF_OLLAMA = {
-    "-ngl N": "num_gpu N", "-c N": "num_ctx N (OLLAMA_CONTEXT_LENGTH=N)", "-fa on": "OLLAMA_FLASH_ATTENTION=1", "-ub N": "num_batch N",
-    LOWER_CACHE.where: "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0",
-}  # fmt: skip
-"""Where Ollama is told of what llama.cpp's options say (ollama/ollama, envconfig/config.go, api/types.go)."""
-_OLLAMA = re.compile(r"ollama|llama runner process|source=sched\.go", re.IGNORECASE)
-
-
-def _in_own_words(cures: tuple[Cure, ...], log: Log) -> tuple[Cure, ...]:
-    if not _OLLAMA.search(log.text):
-        return cures
-    return tuple(
-        replace(cure, where=OF_OLLAMA.get(cure.where, "" if cure.where[:1] == "-" else cure.where))
-        for cure in cures
-    )
 
 
 def _buffer_kind(message: Message, log: Log) -> str:
@@ -116,7 +103,19 @@ def _cures_of_buffer(kind: str, message: Message, log: Log) -> tuple[Cure, ...]:
     copies = _COPIES.search(log.squeezed)
     if copies and int(copies[1]) > 1 and kind == "compute":
         cures = (ONE_COPY, *cures)
-    return _in_own_words(cures, log)
+    if kind in ("cache", "compute"):
+        cures = (*ollama.fewer_at_once(log), *cures)
+    return ollama.in_own_words(_with_experts_apart(cures, log), log)
+
+
+def _with_experts_apart(cures: tuple[Cure, ...], log: Log) -> tuple[Cure, ...]:
+    """The same, where the model has routed experts, with these on the host in front of whole layers there;
+    Ollama has no such setting.
+    """
+    if FEWER_LAYERS not in cures or ollama.speaks(log) or not names_experts(log.text):
+        return cures
+    place = cures.index(FEWER_LAYERS)
+    return (*cures[:place], EXPERTS_ON_HOST, *cures[place:])
 
 
 _DEVICE = re.compile(r"(?:using device (?:CUDA|ROCm)|\bDevice )(\d{1,2})(?: \(|: )([^),\n]{3,60})")
@@ -126,7 +125,7 @@ _DEVICE = re.compile(r"(?:using device (?:CUDA|ROCm)|\bDevice )(\d{1,2})(?: \(|:
 def _card_of(message: Message, log: Log) -> NamedCard | None:
     """The card of a message's device, as the program names it, else as the text does."""
     names = dict(_DEVICE.findall(log.text))
-    return card_in_text(names.get(message.words.get("device", ""), "") if names else log.text)
+    return card_in_text(names.get(message.words.get("device", ""), "")) if names else card_of(log)
 
 
 def _held_at_start(message: Message, free: Interval | None, log: Log) -> str:
@@ -200,8 +199,17 @@ def _refused_llama_buffer(message: Message, log: Log) -> Judgement:
 
 def refused_call(log: Log) -> Judgement:
     """A call to the driver that failed while it ran (ggml/src/ggml-cuda/ggml-cuda.cu, ggml_cuda_error)."""
+    cures = _with_experts_apart((*ollama.fewer_at_once(log), FEWER_LAYERS, SHORTER, FLASH), log)
+    placed = ollama.placed_sizes(log)
+    if placed and (placed[0] - placed[1]).high < OUTSIDE_MOST:
+        free, taken, cache = placed
+        return Judgement(
+            causes=(Cause.ENGINE_OVERCOMMIT,), cures=ollama.in_own_words((ollama.OVERHEAD, *cures), log)[:4],
+            because=f"Ollama placed {size_words(taken)} on the card, {size_words(cache)} of cache among them, where {size_words(free)} were free: that "
+            f"leaves {size_words((free - taken).positive)} for what it does not reckon with, and a call for more was refused",
+        )  # fmt: skip
     return Judgement(
-        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=_in_own_words((FEWER_LAYERS, SHORTER, FLASH), log),
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=ollama.in_own_words(cures, log)[:4],
         because="a call of the program to the driver was refused memory while it ran, and the message has no figures: the card may be "
         "too small for its buffers, or others hold it (nvidia-smi shows them)",
     )  # fmt: skip
@@ -225,7 +233,7 @@ def _free_on_card(log: Log, message: Message) -> Interval | None:
 def _host_buffer(_: Message, log: Log) -> Judgement:
     return Judgement(
         causes=(Cause.NOT_GPU_MEMORY,), because="a buffer of the host's memory was refused, not one of the card's",
-        cures=_in_own_words((SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N")), log),
+        cures=ollama.in_own_words((SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N")), log),
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, at_least, more_than, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.jax import Limit, judge_pool, pool_figures
-from memsheet.diagnose.named_cards import beyond_named_card, card_in_text
+from memsheet.diagnose.messages.stated import card_of
+from memsheet.diagnose.named_cards import beyond_card
 from memsheet.frozen import replace
 
 SIGNS = (
@@ -40,7 +41,7 @@ def undecided_need(
     told: str, *cures: Cure, asked: Interval | None = None, log: Log | None = None
 ) -> Judgement:
     """What has no figures beside the size: decided where that is more than the card has that a text names."""
-    if log is not None and (over := beyond_named_card(asked, log.text)):
+    if log is not None and (over := beyond_card(asked, card_of(log))):
         return Judgement(causes=(Cause.REAL_NEED,), because=f"{told}, and {over}", cures=cures)
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
@@ -92,7 +93,7 @@ def _of_device(message: Message, log: Log, asked: Interval | None, told: str) ->
             helps=MAYBE,
             where="memory_limit (or per_process_gpu_memory_fraction)",
         )
-        limit = Limit(bool(_LIMITED.search(log.text)), raised, card_in_text(log.text))
+        limit = Limit(bool(_LIMITED.search(log.text)), raised, card_of(log))
         return judge_pool(asked, pool, told, (SMALLER,), (GROWTH,), limit)
     return undecided_need(told, SMALLER, GROWTH, asked=asked, log=log)
 
@@ -127,7 +128,7 @@ def _beyond_arena(message: Message, log: Log) -> Judgement:
     cuda_execution_provider_info.h, gpu_mem_limit); one that is set to what the card has is the card's.
     """
     left, asked, limit = message.facts["left"], message.facts["asked"], _limit_of_arena(log)
-    card = card_in_text(log.text)
+    card = card_of(log)
     may_be_whole = (
         limit is not None and card is not None and limit.low * 10 >= card.least_above(limit.low) * 9
     )

@@ -17,8 +17,8 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
 from memsheet.diagnose.interval import Interval, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
-from memsheet.diagnose.messages.stated import halved, smaller_share, stated_number, stated_share
-from memsheet.diagnose.named_cards import beyond_named_card
+from memsheet.diagnose.messages.stated import card_of, halved, smaller_share, stated_number, stated_share
+from memsheet.diagnose.named_cards import beyond_card
 
 SIGNS = (
     b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][", b"No enough gpu memory",
@@ -34,12 +34,13 @@ PREFILL = "--max-batch-prefill-tokens"
 def _refused_prefill(message: Message, _: Log) -> Judgement:
     count = int(message.words["count"])
     return Judgement(
-        causes=(Cause.REAL_NEED,),
-        because=f"the server's trial run of {count:,} tokens has no room beside the weights, as it says; what was free is not said (where "
-        "nvidia-smi shows somebody else on the card, that is missing)",
+        causes=(Cause.ENGINE_OVERCOMMIT,),
+        because=f"the server lets in {count:,} tokens at once, and its trial run of so many has no room beside the weights and these "
+        "tokens' cache, as it says (where nvidia-smi shows somebody else on the card, that is missing, too)",
         cures=(
             Cure(change="fewer tokens in one pass", helps=MAYBE, where=f"{PREFILL} {max(1, count // 2)}", why=f"the trial run is of {count:,} now"),
             Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--num-shard N (or --quantize)"),
+            Cure(change="a larger share of the card", helps=NO, why="the trial run takes what it needs of the whole card, and the cache is sized behind it"),
         ),
     )  # fmt: skip
 
@@ -69,7 +70,7 @@ def _refused_beside_cache(message: Message, log: Log) -> tuple[Cause, str] | Non
             f"{size_words((free - taken).positive)} for what a step makes: a call for more was refused"
         )
     engine = _last_size(_LOADED, "MiB", log, message.line)
-    if engine and not free and (over := beyond_named_card(engine, log.text)):
+    if engine and not free and (over := beyond_card(engine, card_of(log))):
         return Cause.REAL_NEED, f"the engine is {size_words(engine)}, and {over}"
     return None
 

@@ -19,7 +19,7 @@ from memsheet.diagnose.messages.host import host_shortage, refused_array
 SIGNS = (
     b"exceeded limit", b"exceeds job hard limit", b"TERM_MEMLIMIT", b"TERM_SWAP", b"memory limits.", b"Memory limit exceeded", b"Java heap space",
     b"GC overhead limit", b"heap out of memory", b"memory budget", b"all available RAM", b"more memory than is available",
-    b"memorystatus: killing", b"on signal 9", b"signal 9 (Kill", b"Killed signal", b"max locked memory", b"ibv_reg_mr",
+    b"memorystatus: killing", b"on signal 9", b"signal 9 (Kill", b"Killed signal", b"max locked memory", b"ibv_reg_mr", b"-byte buffer (after",
     b"State: OUT_OF_MEMORY", b"OUT_OF_ME+", b"by the OOM killer", b"exceeded request_memory", b"due to memory usage",
     b"cannot allocate vector", b"ArrowMemoryError", b"CPU Memory", b"Fail to alloc memory", b"ObjectStoreFullError", b"Too large swap space", b"LLVM ERROR: out of memory",
 )  # fmt: skip
@@ -73,6 +73,7 @@ FORMS = (
     Form("compiler", re.compile(r"diedduetosignal9\(Kill|Killedsignalterminatedprogram|internalcompilererror:Killed"), _limit_reached("a compiler was killed from outside (signal 9): as a rule the host ran out of memory, as many run at once", _JOBS)),
     Form("signal", re.compile(r"exitedonsignal9\(Killed"), _limit_reached("a rank was killed from outside (signal 9): no GPU shortage ends so; as a rule the host ran out of memory, which `dmesg | grep -i oom` or the scheduler tells", _more())),
     Form("locked memory", re.compile(r"ibv_reg_mr\S{0,120}?Cannotallocatememory|setmaxlockedmemory\(ulimit-l\)"), _limit_reached("a network card was refused memory of the host to lock: as a rule a limit of the shell or the container", _LOCKED)),
+    Form("locked memory", re.compile(r"failedto(?:mlock|VirtualLock)\d{1,18}-bytebuffer"), _limit_reached("pages of the model's file were not locked in the host's memory: as a rule a limit of the shell or the container; llama.cpp goes on without (src/llama-mmap.cpp)", _LOCKED, Cure(change="no locking", helps=MAYBE, where="without --mlock (use_mlock)"))),
     Form("array", re.compile(rf"cannotallocatevectorofsize(?P<asked>{NUMBER})(?P<asked_unit>[KMG])b"), refused_array),
     Form("array", re.compile(rf"ArrowMemoryError:\S{{0,40}}?ofsize(?P<asked>{NUMBER})failed"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(rf"memoryallocationof(?P<asked>{NUMBER})bytesfailed"), refused_array, {"asked": "bytes"}),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes, size_words, sum_intervals
-from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judge, Judgement, Message
 from memsheet.diagnose.messages.nvidia_smi import Holder, card_table, listed_holders
 from memsheet.diagnose.messages.stated import (
     MOST_SHARE,
@@ -23,10 +24,11 @@ from memsheet.frozen import replace
 
 SIGNS = (
     b"mem-fraction-static", b"alloc_req_slots", b"Prefill out of memory", b"Decode out of memory", b"profiled value", b"Capture cuda graph failed",
-    b"Capture CUDA graph failed", b"avail mem=", b"memory capacity is unbalanced", b"leave no GPU memory for the KV", b"SWA pool cap", b"state cache is too small",
+    b"Capture CUDA graph failed", b"avail mem=", b"memory capacity is unbalanced", b"leave no GPU memory for the KV", b"SWA pool cap", b"state cache is too small", b"No space left for only one",
 )  # fmt: skip
 FRACTION = "--mem-fraction-static"
 OF_BOTH = "for weights and cache"
+NO_SMALLER_SHARE = Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first")
 
 
 def _stated_share(message: Message, log: Log) -> Decimal | None:
@@ -82,81 +84,111 @@ def _held_before(gone: Interval, holders: tuple[Holder, ...]) -> Judgement:
         cures=(
             Cure(change="free what others hold of the card", helps=MAYBE, where="nvidia-smi"),
             Cure(change="another card", helps=MAYBE, where="CUDA_VISIBLE_DEVICES=N"),
-            Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
+            NO_SMALLER_SHARE,
         ),
     )  # fmt: skip
 
 
-def _too_little(message: Message, log: Log) -> Judgement:
-    if held := _holders_before_weights(log):
-        return _held_before(*held)
+Offer = Callable[[Message, Log], Iterable[Cure]]
+"""A change as a message and its log have it, where there is one."""
+
+
+def _always(*cures: Cure) -> Offer:
+    return lambda _, __: cures
+
+
+def _larger(message: Message, log: Log) -> Iterable[Cure]:
+    least = message.words.get("least")
+    beyond = min(Decimal(least) + STEP, MOST_SHARE) if least else Decimal(0)
+    return larger_share(FRACTION, _stated_share(message, log), beyond, OF_BOTH)
+
+
+def _smaller(message: Message, log: Log) -> Iterable[Cure]:
+    return smaller_share(FRACTION, _stated_share(message, log), OF_BOTH)
+
+
+def _spread(message: Message, log: Log) -> Iterable[Cure]:
     parallel = stated_number(log, message.line, "tp_size", "tensor_parallel_size", "tp")
-    return Judgement(
-        causes=(Cause.ENGINE_UNDERPROVISION,),
-        because="weights take all of the server's share of the card: nothing is left for the KV cache",
-        cures=(
-            *_shares_for_cache(message, log),
-            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tp", parallel)),
-            Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
-        ),
+    yield Cure(
+        change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tp", parallel)
+    )
+
+
+def _half_of(change: str, option: str) -> Offer:
+    """A change that halves what an option states; none where one is left."""
+
+    def offered(message: Message, log: Log) -> Iterable[Cure]:
+        name = option.lstrip("-").replace("-", "_")
+        half = halved(option, stated_number(log, message.line, name))
+        return (Cure(change=change, helps=MAYBE, where=half),) if half else ()
+
+    return offered
+
+
+def _fewer_tokens_to_come(message: Message, log: Log) -> Iterable[Cure]:
+    care = stated_number(log, message.line, "schedule_conservativeness")
+    more = "" if care is None else f" {care + Decimal('0.3')}"
+    yield Cure(
+        change="let in fewer tokens that are still to come", helps=MAYBE, where=f"--schedule-conservativeness{more}",
     )  # fmt: skip
 
 
-def _beyond_share(message: Message, log: Log) -> Judgement:
-    """Of sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py:3050: the least share that leaves anything."""
-    least = Decimal(message.words["least"])
-    parallel = stated_number(log, message.line, "tp_size", "tensor_parallel_size", "tp")
-    return Judgement(
-        causes=(Cause.ENGINE_UNDERPROVISION,),
-        because="weights take all of the server's share of the card: nothing is left for the KV cache; the server says that any share "
-        f"above {least} leaves something",
-        cures=(
-            *larger_share(FRACTION, _stated_share(message, log), min(least + STEP, MOST_SHARE), OF_BOTH),
-            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where=doubled("--tp", parallel)),
-            Cure(change="a smaller share", helps=NO, why="the share has to hold the weights first"),
-        ),
-    )  # fmt: skip
+def _told(because: str, *offers: Offer, cause: Cause = Cause.ENGINE_UNDERPROVISION) -> Judge:
+    """The judgement whose sentence is the same whatever a message's figures; groups of it may be named."""
+
+    def judge(message: Message, log: Log) -> Judgement:
+        cures = tuple(cure for offer in offers for cure in offer(message, log))
+        return Judgement(causes=(cause,), because=because.format(**message.words), cures=cures[:4])
+
+    return judge
+
+
+_FULL_OF_WEIGHTS = "weights take all of the server's share of the card: nothing is left for the KV cache"
+_FEWER_REQUESTS = Cure(change="fewer requests at once", helps=MAYBE, where="--max-running-requests N")
+_EIGHT_BITS = Cure(change="a cache in eight bits", helps=MAYBE, where="--kv-cache-dtype fp8_e4m3")
+_too_little = _told(_FULL_OF_WEIGHTS, _shares_for_cache, _spread, _always(NO_SMALLER_SHARE))
+_beyond_share = _told(
+    f"{_FULL_OF_WEIGHTS}; the server says that any share above {{least}} leaves something", _larger, _spread, _always(NO_SMALLER_SHARE),
+)  # fmt: skip
+"""sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py:3050: the least share that leaves anything."""
+_without_states = _told(
+    "what the weights leave of the server's share has no room for the states of one request (Mamba, linear attention)",
+    _larger, _always(Cure(change="states in bf16", helps=MAYBE, where="--mamba-ssm-dtype bfloat16")), _spread,
+)  # fmt: skip
+"""sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py:3150."""
+_refused_capture = _told(
+    "the capture of CUDA graphs has no room beside weights and cache", _smaller, _half_of("graphs of fewer sequences", "--cuda-graph-max-bs"),
+    _always(Cure(change="a larger share for weights and cache", helps=NO, why="graphs stand outside that share")),
+    cause=Cause.ENGINE_OVERCOMMIT,
+)  # fmt: skip
+_spent_slots = _told(
+    "slots for requests ran out, which are a count and no bytes",
+    _always(Cure(change="more requests at once", helps=MAYBE, where="--max-running-requests N")),
+)
+_full_pool = _told(
+    "the pool of cached tokens is full for the requests that were let in", _always(_FEWER_REQUESTS), _fewer_tokens_to_come,
+    _half_of("shorter pieces of a prompt", "--chunked-prefill-size"),
+)  # fmt: skip
+_short_of_one = _told(
+    "the pool of cached tokens does not hold the one request that is left: its prompt and what it has written are longer",
+    _always(Cure(change="shorter requests", helps=MAYBE, where="--context-length N (or fewer max_new_tokens)")),
+    _larger, _always(_EIGHT_BITS), _spread,
+)  # fmt: skip
+"""sglang 0.5.23, srt/managers/schedule_batch.py, retract_decode: all others have given their tokens back."""
+
+
+def _weights_left_none(message: Message, log: Log) -> Judgement:
+    held = _holders_before_weights(log)
+    return _held_before(*held) if held else _too_little(message, log)
 
 
 def _beyond_window(message: Message, log: Log) -> Judgement:
     """Of sglang 0.5.23, srt/model_executor/pool_configurator.py:1025."""
     taken, left = message.facts["taken"], message.facts["left"]
     return Judgement(
-        causes=(Cause.ENGINE_UNDERPROVISION,), missing=(taken - left).positive,
+        causes=(Cause.ENGINE_UNDERPROVISION,), missing=(taken - left).positive, cures=(_FEWER_REQUESTS, *_larger(message, log)),
         because=f"the cache of sliding windows, as large as the requests that are let in, takes {size_words(taken)} of the {size_words(left)} "
         "that weights leave: nothing is left for the cache of the other layers",
-        cures=(
-            Cure(change="fewer requests at once", helps=MAYBE, where="--max-running-requests N"),
-            *larger_share(FRACTION, _stated_share(message, log), words=OF_BOTH),
-        ),
-    )  # fmt: skip
-
-
-def _without_states(message: Message, log: Log) -> Judgement:
-    """Of sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py:3150."""
-    return Judgement(
-        causes=(Cause.ENGINE_UNDERPROVISION,),
-        because="what the weights leave of the server's share has no room for the states of one request (Mamba, linear attention)",
-        cures=(
-            *larger_share(FRACTION, _stated_share(message, log), words=OF_BOTH),
-            Cure(change="states in bf16", helps=MAYBE, where="--mamba-ssm-dtype bfloat16"),
-            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE),
-        ),
-    )  # fmt: skip
-
-
-def _refused_capture(message: Message, log: Log) -> Judgement:
-    fewer = halved("--cuda-graph-max-bs", stated_number(log, message.line, "cuda_graph_max_bs"))
-    return Judgement(
-        causes=(Cause.ENGINE_OVERCOMMIT,),
-        because="the capture of CUDA graphs has no room beside weights and cache",
-        cures=(
-            *smaller_share(FRACTION, _stated_share(message, log), OF_BOTH),
-            *((Cure(change="graphs of fewer sequences", helps=MAYBE, where=fewer),) if fewer else ()),
-            Cure(
-                change="a larger share for weights and cache", helps=NO, why="graphs stand outside that share"
-            ),
-        ),
     )  # fmt: skip
 
 
@@ -177,45 +209,20 @@ def _unlike_cards(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _spent_slots(_: Message, __: Log) -> Judgement:
-    return Judgement(
-        causes=(Cause.ENGINE_UNDERPROVISION,),
-        because="slots for requests ran out, which are a count and no bytes",
-        cures=(Cure(change="more requests at once", helps=MAYBE, where="--max-running-requests N"),),
-    )
-
-
-def _full_pool(message: Message, log: Log) -> Judgement:
-    pieces = halved("--chunked-prefill-size", stated_number(log, message.line, "chunked_prefill_size"))
-    care = stated_number(log, message.line, "schedule_conservativeness")
-    return Judgement(
-        causes=(Cause.ENGINE_UNDERPROVISION,),
-        because="the pool of cached tokens is full for the requests that were let in",
-        cures=(
-            Cure(change="fewer requests at once", helps=MAYBE, where="--max-running-requests N"),
-            Cure(
-                change="let in fewer tokens that are still to come",
-                helps=MAYBE,
-                where=f"--schedule-conservativeness {'' if care is None else care + Decimal('0.3')}".strip(),
-            ),
-            *((Cure(change="shorter pieces of a prompt", helps=MAYBE, where=pieces),) if pieces else ()),
-        ),
-    )
-
-
-FORMS = (
+OWN_FORMS = (
     Form("server start", re.compile(rf"(?:Value|Runtime)Error:Thememorycapacityisunbalanced\.SomeGPUsmaybeoccupiedbyotherprocesses\.(?:(?:pre_model_load_memory|min_per_gpu_memory)=(?P<least_free>{NUMBER})\d{{0,20}},local_gpu_memory=(?P<free>{NUMBER}))?"), _unlike_cards, {"least_free": "GB", "free": "GB"}),
     Form(
         "server start",
         re.compile(r"Notenoughmemory\.Pleasetrytoincrease(?:--)?mem-fraction-static"),
-        _too_little,
+        _weights_left_none,
     ),
     Form("server start", re.compile(r"LoadedweightsleavenoGPUmemoryfortheKVcache\S{0,60}?Raise--mem-fraction-staticabove(?P<least>0\.\d{1,6})"), _beyond_share),
     Form("server start", re.compile(rf"SWApoolcap\(\d{{1,12}}tokens,(?P<taken>{NUMBER})GiB\)leavesnoroomforthefullKVpoolwithintheavailable(?P<left>{NUMBER})GiB"), _beyond_window, {"taken": "GiB", "left": "GiB"}),
     Form("server start", re.compile(r"statecacheistoosmalltoserveanyrequests"), _without_states),
-    Form("server start", re.compile(r"profiledvalue\S{0,20}?-\d{1,12}"), _too_little),
+    Form("server start", re.compile(r"profiledvalue\S{0,20}?-\d{1,12}"), _weights_left_none),
     Form("graphs", re.compile(r"Capture(?:cuda|CUDA)graphfailed"), _refused_capture),
     Form("slots", re.compile(r"alloc_req_slotsrunsoutofmemory"), _spent_slots),
+    Form("pool", re.compile(r"Nospaceleftforonlyonerequest"), _short_of_one),
     Form("pool", re.compile(r"(?:Prefill|Decode)outofmemory\.Trytolower"), _full_pool),
 )  # fmt: skip
 _LEFT = {

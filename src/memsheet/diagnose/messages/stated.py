@@ -10,9 +10,15 @@ from functools import cache
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, Cure
+from memsheet.diagnose.named_cards import NamedCard, card_in_text
 
 STEP, MOST_SHARE = Decimal("0.05"), Decimal("0.97")
 """A step of a share of the card, and the largest that is worth a try: a context needs the rest."""
+
+
+def card_of(log: Log) -> NamedCard | None:
+    """The card that is told beside a text, else the largest that it names."""
+    return log.card or card_in_text(log.text)
 
 
 @cache
@@ -31,6 +37,25 @@ def stated_number(log: Log, line: int, *names: str) -> Decimal | None:
     before = pattern.findall("\n".join(log.lines[:line]))
     found = before[-1:] or pattern.findall("\n".join(log.lines[line:]))[:1]
     return Decimal(found[0]) if found else None
+
+
+SHARES = (
+    ("gpu_memory_utilization", re.compile(r"gpu[_-]memory[_-]utilization|\bEngineCore|\bvllm serve\b|GPU KV cache size: ")),
+    ("mem_fraction_static", re.compile(r"mem[_-]fraction[_-]static|\bsglang[./]")),
+    ("cuda_memory_fraction", re.compile(r"cuda[_-]memory[_-]fraction|\btext[_-]generation[_-](?:launcher|server)\b")),
+)  # fmt: skip
+"""How a server calls its share of the card, by what its logs and commands hold."""
+
+
+def share_called(text: str) -> str:
+    """What the server of a text calls its share of the card; empty where it shows none that has one."""
+    return next((name for name, sign in SHARES if sign.search(text)), "")
+
+
+def only_share(text: str, name: str) -> Decimal | None:
+    """The share that a text states; None where it states none, or several."""
+    found = {Decimal(number) for number in _stated_pattern((name,)).findall(text)}
+    return next(iter(found)) if len(found) == 1 and 0 < min(found) <= 1 else None
 
 
 def stated_share(log: Log, line: int, *names: str) -> Decimal | None:

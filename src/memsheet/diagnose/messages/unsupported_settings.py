@@ -1,12 +1,14 @@
 """Refusals that people take for a shortage of memory, and are none: a dtype, a format of weights or a kernel
-that the card has not, weights in a dtype that a scaler does not take, a placement that a launcher does not.
+that the card has not, weights in a dtype that a scaler does not take, a placement that a launcher does not,
+a number of ranks that a model does not divide by.
 
 The sentences are those of torch 2.13 (amp/grad_scaler.py:275, amp/autocast_mode.py:295,
 _inductor/exc.py:151, c10/cuda/CUDAException.cpp), transformers 5.24 (training_args.py:1779,
 modeling_utils.py:1576, quantizers/quantizer_mxfp4.py:124, quantizer_finegrained_fp8.py:53,
 quantizer_fbgemm_fp8.py:73), accelerate 1.15 (accelerator.py:595, 1479, 1868), deepspeed 0.19.8
 (runtime/engine.py:2004), sglang 0.5.23 (model_loader/loader.py:262, load_model_utils.py:91), vllm at 0012cf69
-(v1/worker/gpu_worker.py, _check_if_gpu_supports_dtype) and flash-attention (csrc/flash_attn/flash_api.cpp).
+(v1/worker/gpu_worker.py, _check_if_gpu_supports_dtype) and flash-attention (csrc/flash_attn/flash_api.cpp);
+those of ranks are vLLM's and SGLang's alike.
 A format that is read and put back into bf16 ("We will default to dequantizing") is no refusal.
 """
 
@@ -14,16 +16,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Judgement, Message
 from memsheet.diagnose.survived import goes_on
 from memsheet.frozen import NamedTuple, replace
+from memsheet.plan.engine_registry import PAGED_SERVER, find_engine
 
 SIGNS = (
     b"unscale FP16", b"Bfloat16 is only supported", b"support bf16/gpu", b"does not support bfloat16", b"bf16 mixed precision requires", b"is not supported on your device",
     b"only supports Ampere", b"requires compute capability", b"quantized models is only supported", b"quantization is only supported", b"not supported for the current GPU",
     b"only supports sm75", b"too old to be supported", b"no kernel image", b"--tf32 requires", b"You can't train a model that has been loaded",
+    b"must be divisible by tensor parallel size", b"is not divisible by weight quantization block",
 )  # fmt: skip
 NO_BATCH = Cure(change="a smaller batch", helps=NO, why="no memory was refused")
 IN_HALF = Cure(change="computing in fp16, which the card has", helps=MAYBE)
@@ -55,6 +60,12 @@ ONE_PROCESS = Cure(
 OWN_CARD = Cure(
     change="each process's model on its own card", helps=MAYBE, where="device_map={'': torch.cuda.current_device()}",
 )  # fmt: skip
+OTHER_RANKS = Cure(
+    change="another number of ranks", helps=MAYBE, where="--tensor-parallel-size N (--tp N), and --pipeline-parallel-size for the rest of the GPUs",
+)  # fmt: skip
+WHOLE_EXPERTS = Cure(
+    change="experts whole, each on one rank", helps=MAYBE, where="--enable-expert-parallel (SGLang: --ep-size N)", why="where the refused weights are experts'",
+)  # fmt: skip
 OF_BRAIN = "bf16 is asked for, and this card computes none"
 
 
@@ -69,7 +80,9 @@ HALF_PLACES = (
 
 
 class Refusal(NamedTuple):
-    """How a refusal looks in a text without spaces, why it is none of memory, and what passes it."""
+    """How a refusal looks in a text without spaces, why it is none of memory, by what the pattern names, and
+    what passes it.
+    """
 
     pattern: re.Pattern[str]
     because: str
@@ -92,16 +105,26 @@ REFUSALS = (
     ), "the weights' format is not computed on so old a card", (OTHER_FORMAT, NEWER_CARD)),
     Refusal(re.compile(r"SGLangonlysupportssm75andabove|tooldtobesupportedbythetritonGPUcompiler"), "the program has no kernels for so old a card", (NEWER_CARD,)),
     Refusal(re.compile(r"nokernelimageisavailableforexecutiononthedevice"), "the program was not compiled for this card", (OTHER_BUILD,)),
+    Refusal(re.compile(r"[Tt]otalnumberofattentionheads\((?P<heads>\d{1,5})\)mustbedivisiblebytensorparallelsize\((?P<ranks>\d{1,5})\)"), "{heads} heads of attention are not to be divided by {ranks} ranks", (OTHER_RANKS,)),
+    Refusal(re.compile(r"(?:weight|output_partition_size|input_size_per_partition)=(?P<part>\d{1,7})isnotdivisiblebyweightquantizationblock_[nk]=(?P<block>\d{1,5})"), "a rank's part of a weight is {part} wide, which blocks of {block} weights with one scale do not divide", (OTHER_RANKS, WHOLE_EXPERTS)),
     Refusal(re.compile(r"--tf32requiresAmpere"), "tf32 is asked for, and this card has none", (Cure(change="no tf32", helps=MAYBE, where="tf32=False"),)),
     Refusal(re.compile(r"Youcan'ttrainamodelthathasbeenloadedwith`?device_map='auto'`?in"), "one model over all cards is loaded in each of several processes", (ONE_PROCESS,)),
     Refusal(re.compile(r"Youcan'ttrainamodelthathasbeenloadedin8-bitor4-bitprecisionona?differentdevice"), "a process trains on another card than the one that its weights in few bits are on", (OWN_CARD,)),
 )  # fmt: skip
 
 
-FORMATS = (("nf4", 0), ("int8", 75), ("AWQ", 75), ("GPTQ", 0))
-"""Formats, and ten times the compute capability that a server needs for each, as engines/vllm/format_needs.py
-has it; 0 where that names none.
-"""
+FORMATS = (("nf4", "nf4"), ("int8", "int8"), ("AWQ", "awq-int4"), ("GPTQ", "gptq-int4"))
+"""Formats as people call them, and as the table of what servers need does."""
+
+
+@cache
+def _least_unit(weights: str) -> int:
+    """Ten times the compute capability that the newest vLLM needs for a format; 0 where it names none."""
+    server = find_engine(PAGED_SERVER)
+    rows = server.limits.format_needs if server else ()
+    needs = [row.units for row in rows if weights in row.weights and row.before is None]
+    major, minor = max(needs, default=(0, 0))
+    return 10 * major + minor
 
 
 def _of_method(cure: Cure, said: Mapping[str, str | None]) -> Cure:
@@ -114,8 +137,8 @@ def _of_method(cure: Cure, said: Mapping[str, str | None]) -> Cure:
     if cure is not OTHER_FORMAT or not method:
         return cure
     left = [
-        name for name, needs in FORMATS
-        if not method.lower().startswith(name.lower()) and (not card or needs <= int(card))
+        name for name, weights in FORMATS
+        if not method.lower().startswith(name.lower()) and (not card or _least_unit(weights) <= int(card))
     ]  # fmt: skip
     has = f", of {card[:-1]}.{card[-1]}," if card else ""
     formats = f" ({', '.join(left)})" if left else ""
@@ -134,15 +157,14 @@ def refused_settings(log: Log) -> Message | None:
     if goes_on(log.lines[log.line_at(place) + 1 :]):
         return None
 
-    cures = refusal.cures
     told = refusal.pattern.search(log.squeezed, place)
-    if told is not None and (named := told.groupdict()):
-        cures = tuple(_of_method(cure, named) for cure in cures)
+    named = told.groupdict() if told else {}
+    cures = tuple(_of_method(cure, named) for cure in refusal.cures)
 
     def judge(_: Message, __: Log) -> Judgement:
         return Judgement(
             causes=(Cause.UNSUPPORTED_SETTING,),
-            because=refusal.because,
+            because=refusal.because.format(**named),
             cures=(*cures, NO_BATCH),
         )
 

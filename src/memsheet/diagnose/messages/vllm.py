@@ -11,10 +11,12 @@ import re
 from decimal import Decimal
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, at_least, printed_bytes, size_words
+from memsheet.diagnose.interval import Interval, at_least, at_least_words, printed_bytes, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, YES, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.colocated import place_of_share, shares_a_card
 from memsheet.diagnose.messages.stated import (
+    MOST_SHARE,
+    card_of,
     doubled,
     halved,
     larger_share,
@@ -22,7 +24,7 @@ from memsheet.diagnose.messages.stated import (
     stated_number,
     stated_share,
 )
-from memsheet.diagnose.named_cards import card_in_text
+from memsheet.diagnose.named_cards import LARGEST_CARD
 from memsheet.diagnose.named_models import least_parameters, model_axes
 from memsheet.frozen import replace
 from memsheet.units import GIB
@@ -118,22 +120,27 @@ _LACKING = re.compile(rf"AvailableKVcachememory:-(?P<size>{NUMBER})GiB")
 
 def _share_of_more(message: Message, log: Log, lacking: Interval | None) -> tuple[Cure, ...]:
     """A larger share that adds what is lacking; of a card that a text names, no help where less is left."""
-    stated, card = _stated_share(message, log), card_in_text(log.text)
-    why = f"{size_words(lacking)} more are needed" if lacking else ""
-    least = Decimal(0)
-    if stated is not None and card is not None and lacking is not None:
-        least = stated + Decimal(lacking.low * 100 // card.most + 1) / 100
-    found = larger_share(UTILIZATION, stated, least)
-    if not found and lacking is not None:
-        return (
-            Cure(
-                change="a larger share of the card",
-                helps=NO,
-                where=UTILIZATION,
-                why=f"{why}, and it is {stated} already",
-            ),
+    stated, card = _stated_share(message, log), card_of(log)
+    if lacking is None or stated is None:
+        why = f"{size_words(lacking)} more are needed" if lacking else ""
+        return tuple(replace(cure, why=why or cure.why) for cure in larger_share(UTILIZATION, stated))
+    left = max(Decimal(0), MOST_SHARE - stated)
+    most = card.most if card else LARGEST_CARD
+    told = f"{size_words(lacking)} more are needed, and it is {stated} already"
+    if left * most < lacking.low:
+        room = int(left * most)
+        beyond = (
+            f": {MOST_SHARE} of the {card.name} is {size_words(Interval(room, room))} more"
+            if card and room
+            else ""
         )
-    return tuple(replace(cure, why=why or cure.why) for cure in found)
+        return (
+            Cure(change="a larger share of the card", helps=NO, where=UTILIZATION, why=f"{told}{beyond}"),
+        )
+    of_cards = at_least_words(Interval(*(int(lacking.low / left),) * 2))
+    why = "" if card else f"; {left}, the most that is left, is that of a card of {of_cards} or more"
+    least = stated + Decimal(lacking.low * 100 // most + 1) / 100
+    return tuple(replace(cure, why=f"{told}{why}") for cure in larger_share(UTILIZATION, stated, least))
 
 
 def _no_blocks(message: Message, log: Log) -> Judgement:
@@ -164,7 +171,7 @@ def _one_request(message: Message, log: Log) -> Judgement:
     missing = (needed - held).positive
     shorter = Cure(
         change=f"a context of {estimate_tokens:,} tokens at the most", helps=YES if estimate_tokens > 0 and "rank" not in message.words else MAYBE,
-        saves_bytes=missing.high, where=f"--max-model-len {estimate_tokens}", why=f"{size_words(needed)} × {estimate_tokens:,} / {length:,} ≤ {size_words(held)}",
+        saves_bytes=missing.high, where=f"--max-model-len {estimate_tokens}", why=f"{size_words(needed)} × {estimate_tokens:,} / {length:,} = {size_words(held)}",
     )  # fmt: skip
     half = Interval(needed.low // 2, -(-needed.high // 2))
     eight = (
@@ -177,13 +184,17 @@ def _one_request(message: Message, log: Log) -> Judgement:
         change="a cache in eight bits", helps=NO if enough is False else MAYBE, saves_bytes=needed.high // 2, where="--kv-cache-dtype fp8",
         why=f"half of {size_words(needed)} is {size_words(half)}, {'within' if enough else 'more than'} {size_words(held)}",
     )  # fmt: skip
-    cures = (shorter, *(() if eight else (in_eight_bits,)), *_share_of_more(message, log, missing))
+    spread = Cure(
+        change="the weights over more GPUs, or in fewer bits", helps=MAYBE, why="leaves more of each card for the cache",
+        where=doubled("--tensor-parallel-size", stated_number(log, message.line, "tensor_parallel_size", "tp")),
+    )  # fmt: skip
+    cures = (shorter, *(() if eight else (in_eight_bits,)), *_share_of_more(message, log, missing), spread)
     per_token = needed.middle // max(1, length)
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,), missing=missing, cures=cures,
         because=f"one request of {length:,} tokens needs {size_words(needed)} of KV cache, and {size_words(held)} are left for it",
         arithmetic=(
-            f"{size_words(needed)} / {length:,} tokens = {per_token:,} bytes a token; {size_words(held)} hold {held.middle // max(1, per_token):,} tokens",
+            f"{size_words(needed)} / {length:,} tokens = {per_token:,} bytes a token; {size_words(held)} hold {estimate_tokens:,} tokens{', as the server says' if estimate else ''}",
             *_stage_shares(log, needed, held),
         ),
         term=Term(component="kv_cache", path="model", shape=f"[{length}] tokens", exact=False, words="the KV cache of one request"),
@@ -260,7 +271,7 @@ _GB = (
     rf"(?P<needed>{NUMBER})GiBKVcacheisneeded,whichislargerthantheavailableKVcachememory"
     rf"\((?P<available>{NUMBER})GiB\)"
 )
-FORMS = (
+OWN_FORMS = (
     Form("server start", re.compile(rf"(?:Freememoryondevice(?:cuda:\d{{1,3}})?)\(?(?P<free>{NUMBER})/(?P<capacity>{NUMBER})GiB\)onstartupislessthandesiredGPUmemoryutilization\((?P<share>[\d.]{{1,8}}),(?P<desired>{NUMBER})GiB\)"), _refused_start, {"free": "GiB", "capacity": "GiB", "desired": "GiB"}),
     Form("cache of one request", re.compile(rf"maxseqlen\((?P<length>[\d,]{{1,12}})\),?\(?{_GB}(?:\S{{0,80}}?estimatedmaximummodellengthis(?P<estimate>[\d,]{{1,12}}?)\.)?"), _one_request, {"needed": "GiB", "available": "GiB"}),
     Form("no cache", re.compile(r"Noavailablememoryforthecacheblocks|#(?:GPU|CUDA|cuda)blocks:0\b"), _no_blocks),

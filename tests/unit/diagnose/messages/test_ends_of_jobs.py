@@ -10,6 +10,8 @@ from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
 ENDS: dict[str, tuple[tuple[str, str], ...]] = {
     "engine_overcommit": (
+        ("tgi", "RuntimeError: Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`"),
+        ("tgi prose", "text-generation-launcher: You need to decrease `--max-batch-prefill-tokens`: Not enough memory to handle 8192 prefill tokens"),
         ("vllm sampler", "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine."),
     ),
     "engine_overcommit or real_need or other_process": (
@@ -22,6 +24,8 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("sglang states", "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any requests. max_mamba_cache_size=2, mamba_ratio=3, resulting max_num_reqs=0."),
         ("npu vllm", "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.\n(NPUWorker pid=11) vllm_ascend/worker/worker.py"),
         ("lmdeploy pt", "lmdeploy - ERROR - engine.py: RuntimeError: No enough gpu memory for runtime."),
+        ("sglang one request", "AssertionError: No space left for only one request, self.token_to_kv_pool_allocator.available_size()=0"),
+        ("sglang one request of windows", "AssertionError: No space left for only one request in SWA mode full_available_size=0, swa_available_size=512"),
         ("sglang pool", "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. sglang/srt/model_executor/model_runner.py"),
         ("vllm maxlen", "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache (40960). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine. vllm"),
     ),
@@ -185,10 +189,8 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("tpu", "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 18.32G of 15.48G hbm. Exceeded hbm capacity by 2.84G."),
         ("tpu load", "RESOURCE_EXHAUSTED: Error loading program: Attempting to reserve 12.51G at the bottom of memory. That was not possible. There are 9.88G free, 0B reserved, and 9.60G reservable."),
         ("tpu alloc", "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Attempting to allocate 1.75G. That was not possible. There are 512.31M free.; (0x0x0_HBM0)"),
-        ("tgi", "RuntimeError: Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`"),
         ("llama kv", "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 16384.00 MiB on device 0: cudaMalloc failed: out of memory\nllama_kv_cache_init: failed to allocate buffer for kv cache\nllama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache"),
         ("prose numbers", "I have a 3090 24GB, error: Tried to allocate 30.00 GiB, CUDA out of memory"),
-        ("tgi prose", "text-generation-launcher: You need to decrease `--max-batch-prefill-tokens`: Not enough memory to handle 8192 prefill tokens"),
         ("llama 3", "llama_model_load_from_file_impl: using device CUDA0 (NVIDIA GeForce RTX 4090) - 23120 MiB free\nggml_backend_cuda_buffer_type_alloc_buffer: allocating 29148.38 MiB on device 0: cudaMalloc failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 30564319232"),
         ("llama 4", "llama_model_load_from_file_impl: using device CUDA0 (NVIDIA GeForce RTX 3060) - 11020 MiB free\nggml_backend_cuda_buffer_type_alloc_buffer: allocating 11500.00 MiB on device 0: cudaMalloc failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 12058624000"),
     ),

@@ -25,6 +25,10 @@ REFUSALS = {
     "one model in many processes": (
         "ValueError: You can't train a model that has been loaded with `device_map='auto'` in any distributed mode.", "--num_processes 1",
     ),
+    "heads over ranks": ("ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (3).", "--tensor-parallel-size"),
+    "blocks of scales over ranks": (
+        "ValueError: The output_size of gate's and up's weight = 352 is not divisible by weight quantization block_n = 128.", "--tensor-parallel-size",
+    ),
     "another card than its weights": (
         "ValueError: You can't train a model that has been loaded in 8-bit or 4-bit precision on a different device than the one you're training on.",
         "torch.cuda.current_device()",
