@@ -280,6 +280,9 @@ class Engine:
     roots_frozen_ends: bool = (
         False  # fully_shard leaves embeddings and head to the root where an adapter trains
     )
+    launched_expandable: Callable[[str | None], bool] = (
+        lambda _: False  # whether a version's own launch script asks for the allocator's expandable segments
+    )
     alone: Engine | None = None  # its facts on one GPU, where they are others
     adapted: Engine | None = None  # and on several where an adapter trains
     flat_wrapping: FlatWrapping = FlatWrapping()  # where parameters are flattened

@@ -57,7 +57,8 @@ class Version:
     pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's
     table is ``lm_head`` and the loss takes it chunk by chunk unless one asks otherwise. ``compiles_loss``:
     where the model is compiled, so is the loss. ``keeps_outputs``: the last stage of a pipeline keeps the
-    logits of every micro-batch to the end of a step. ``kinds``: blocks that it has model code for, by the
+    logits of every micro-batch to the end of a step. ``expands``: its launch script sets
+    ``expandable_segments:True``. ``kinds``: blocks that it has model code for, by the
     library's names.
     """
 
@@ -70,6 +71,7 @@ class Version:
     chunks_loss: bool
     compiles_loss: bool
     keeps_outputs: bool = False
+    expands: bool = True
     rotations: Rotations = Rotations.SHARED
     kinds: frozenset[str] = frozenset({"llama"})
     ties: Ties = Ties.NEVER
@@ -86,7 +88,7 @@ _END_2024 = Version(
     compiles_loss=False,
     keeps_outputs=True,
 )
-_OCT_2024 = replace(_END_2024, compiles_loss=True)
+_OCT_2024 = replace(_END_2024, compiles_loss=True, expands=False)
 _MID_2025 = Version(
     ends_in_root=True,
     last_stays=True,
@@ -130,7 +132,7 @@ VERSIONS: dict[str, Version] = {
     "820504e": _MID_2025,
     "9dec370": _END_2024,
     "e10cb94": _OCT_2024,
-    "2024-04..2024-08": _END_2024,
+    "2024-04..2024-08": replace(_END_2024, expands=False),
 }
 """By commit or tag (or the months of a figure): parallelize_llama.py:323-339 and models/norms.py:77 of
 END_2024, train.py:131 for its loss, which e10cb94 of 2024-10-22 compiled with the model, e8977b0 of
@@ -146,7 +148,9 @@ itself and tied again when they are initialised (models/qwen3/model/model.py:496
 longer runs (_fsdp_state.py:223). Of the tags (2025-06-17 to 2026-02-20) v0.2.0 has groups of their own for
 embeddings and head, and repeats heads of keys still (models/llama3/infra/parallelize.py:299-318,
 models/llama3/model/model.py:143-237); v0.2.2 no longer does. From v0.2.1 on a pipeline is asked for no
-outputs (train.py, return_outputs), which torch's schedules keep unless they are.
+outputs (train.py, return_outputs), which torch's schedules keep unless they are. run_llama_train.sh, later
+run_train.sh, sets PYTORCH_CUDA_ALLOC_CONF since a5e57e4 of 2024-10-22, which comes after e10cb94;
+multinode_trainer.slurm does not.
 """
 TESTED = "b5bcd76"
 
@@ -210,6 +214,7 @@ ENGINE = Engine(
         keeps_outputs=version_of(name).keeps_outputs,
         loss_outside=True,  # train.py:303-304 of END_2024; components/loss.py of COMMIT unshards the head first, while nothing else runs
     ),
+    launched_expandable=lambda name: version_of(name).expands,
     models=frozenset({
         "compile", "sequence_parallel", "async_tp", "fp8.recipe", "fp8.all_gather", "fp8.skip",
     }),

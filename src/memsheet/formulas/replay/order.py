@@ -111,6 +111,7 @@ class StepContext:
     head_elements: int = 0
     copies: tuple[int, ...] = ()
     returned: int = 0
+    may_expand: bool = False
 
 
 def of_each(parameters: Sequence[tuple[HeldTensor, int]], number: Callable[[HeldTensor, int], T]) -> list[T]:

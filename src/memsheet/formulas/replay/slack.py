@@ -49,6 +49,14 @@ FILLS = (
 )
 
 
+LAUNCHES = (
+    (
+        "the tool's own launch script sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which the "
+        "range of reserved bytes holds; say expandable_segments for that figure alone"
+    ),
+)
+
+
 def items_with_replayed_slack(
     items: list[Item],
     model: ModelSpec,
@@ -84,7 +92,15 @@ def items_with_replayed_slack(
         *(item for item in items if item.component is not Component.ALLOCATOR_SLACK),
         *([_block_rests(rests, allocated)] if rests > 0 else []),
         row,
-    ], FLUSHES if found.flushes else FILLS if found.fills else ()
+    ], (
+        *(FLUSHES if found.flushes else FILLS if found.fills else ()),
+        *(LAUNCHES if _may_expand(plan, engine) else ()),
+    )
+
+
+def _may_expand(plan: Plan, engine: Engine) -> bool:
+    """Whether the tool's own launch script would set what the plan does not."""
+    return not plan.expandable_segments and engine.launched_expandable(plan.engine_version)
 
 
 def _slack_evidence(plan: Plan, engine: Engine) -> Evidence:
@@ -192,6 +208,7 @@ def _equal_steps_reserved(
         masks=tuple(int(size) for size in code.masks(model, plan, shape, how).held.values()),
         keeps_masks=keeps_masks,
         reduces_last=reduces_surely_last(plan, engine),
+        may_expand=_may_expand(plan, engine),
         chunks=_layers_of_chunks(whole, plan, stage) if plan.mesh.vpp > 1 else (),
     )
     walk = walk_stage_layers(model, plan, engine, release=False)

@@ -166,7 +166,8 @@ def steady_reserved_bytes(
     dequantized it stays until the module that made it has returned. Expected is what is recorded; what
     torch.compile makes takes the place of what went. Libraries' workspaces are in it.
 
-    Other ranks of the stage, and other ways to start, reserve other bytes (``Run.others``). Where states end
+    Other ranks of the stage, and other ways to start, reserve other bytes (``Run.others``,
+    ``StepContext.may_expand``). Where states end
     inside tensors the largest one may find that its place was taken, since parts of a kernel's library make
     some that no script has.
     """
@@ -198,6 +199,9 @@ def steady_reserved_bytes(
             another, begin = run_of_steps(walk, plan, expected, other, sharding, run.recorded)
             made = another.script, begin
         most = replay_within_room(*made, settings, rooms[1]).most
+        low, high = min(low, most), max(high, most)
+    if told.may_expand:
+        most = replay_within_room(script, start, Settings(expandable_segments=True), rooms[1]).most
         low, high = min(low, most), max(high, most)
     if told.buffers:
         high += script.largest(start)

@@ -8,11 +8,11 @@ are one kernel each and keep nothing of their own.
 
 from __future__ import annotations
 
+from memsheet.engines.torchtitan.layers.attention import HEADS, attention_of, without_storage
 from memsheet.engines.torchtitan.layers.experts import routed_feed_forward
 from memsheet.engines.torchtitan.layers.latent import latent_attention_forward
 from memsheet.engines.torchtitan.layers.rotations import apply_rotary_emb
 from memsheet.engines.torchtitan.layers.switches import (
-    ALL_GATHER,
     ASYNC,
     COMPILED,
     FP8_GATHERED,
@@ -20,7 +20,6 @@ from memsheet.engines.torchtitan.layers.switches import (
     FUSED_NORM,
     REDUCED_HEAD,
     REPEATS,
-    RING,
 )
 from memsheet.formulas.model_code.transformers.norms import rms_norm
 from memsheet.formulas.numerics import RunConfig
@@ -34,8 +33,6 @@ from memsheet.plan.plan import Loss
 
 STREAM: Shape = ("b", "s/t", "h")
 WHOLE: Shape = ("b", "s", "h")
-HEADS: Shape = ("b", "s", "a", "d")
-BOTH: Shape = (2, *HEADS)
 
 
 def decoder_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
@@ -46,7 +43,7 @@ def decoder_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) 
         said = sequence_parallel_attention(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how)
     else:
         said = latent_attention_forward(r, torchtitan_rms_norm(r, x, block.norms[0], how), at, how)
-    h = r.add(x, said, "/residual")
+    h = _residual_sum(r, x, said, said, how)
     del said
     if isinstance(ff, Moe):
         normed = torchtitan_rms_norm(r, h, block.norms[1], how)
@@ -56,7 +53,17 @@ def decoder_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) 
         del normed
         return r.add(h, said, "/residual")
     assert isinstance(ff, Dense)
-    return r.add(h, feed_forward(r, torchtitan_rms_norm(r, h, block.norms[1], how), ff, how), "/residual")
+    said = feed_forward(r, torchtitan_rms_norm(r, h, block.norms[1], how), ff, how)
+    return _residual_sum(r, h, said, h, how)
+
+
+def _residual_sum(r: Recorder, a: Tensor, b: Tensor, spare: Tensor, how: RunConfig) -> Tensor:
+    """The stream and what a part adds to it. A compiler writes it in the place of ``spare``, which
+    nothing reads afterwards, unless backward or a checkpoint keeps it: the first sum is made as it is read.
+    """
+    if COMPILED not in how.options or r.saves or how.chosen:
+        return r.add(a, b, "/residual")
+    return r.apply(Tensor(spare.storage, a.shape, a.dtype), (a, b), (), lambda _: [None, None])
 
 
 def torchtitan_rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
@@ -95,25 +102,58 @@ def maybe_fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, 
     return _fp8_linears(r, x, ((path, out),), width, how)[0]
 
 
+def _last_read_linear(
+    r: Recorder, read: list[Tensor], path: str, out: Axis, width: Axis, how: RunConfig
+) -> Tensor:
+    """``maybe_fp8_linear`` of the first of ``read``, which is emptied: nothing else reads that, nor the others,
+    which it is computed of as it is cast. A compiler lets go of them when the cast is made, unless backward
+    reads them.
+    """
+    x = read[0]
+    if not _inlines_fp8_casts(how) or r.saves:
+        made = maybe_fp8_linear(r, x, path, out, width, how)
+        read.clear()
+        return made
+    low = r.tensor(f"{path}/fp8_input", x.shape, FP8)
+    x = without_storage(x)
+    read.clear()
+    made = _fp8_linear(r, x, path, out, width, how)
+    del low
+    return made
+
+
 def shared_input_linears(
-    r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig
+    r: Recorder,
+    x: Tensor,
+    layers: tuple[tuple[str, Axis], ...],
+    width: Axis,
+    how: RunConfig,
+    *,
+    casts_once: bool = True,
 ) -> list[Tensor]:
-    """Several layers of one input. In a compiled layer its cast to eight bits is made once."""
+    """Several layers of one input. In a compiled layer its casts to eight bits are made together, one for
+    all (``casts_once``), or one for each where it takes four reads or fewer to compute it (torch 2.6.0
+    _inductor/ir.py, should_realize_on_reuse; config.py, realize_reads_threshold).
+    """
     if FP8_PRODUCTS in how.options and COMPILED in how.options:
-        return _fp8_linears(r, x, layers, width, how)
+        return _fp8_linears(r, x, layers, width, how, casts=1 if casts_once else len(layers))
     return [maybe_fp8_linear(r, x, path, out, width, how) for path, out in layers]
 
 
 def _fp8_linears(
-    r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig
+    r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig, casts: int = 1
 ) -> list[Tensor]:
     """Float8Linear of torchao (0.7, float8_linear.py:50-170): input and weight are saved as they are and cast
     for each product. An input that is in eight bits already is saved so, a weight that was gathered so needs
     no cast.
     """
-    low = x if x.dtype is FP8 else r.tensor(f"{layers[0][0]}/fp8_input", x.shape, FP8)
-    made = [_fp8_linear(r, x, path, out, width, how) for path, out in layers]
-    del low
+    low = (
+        [x] if x.dtype is FP8 else [r.tensor(f"{path}/fp8_input", x.shape, FP8) for path, _ in layers[:casts]]
+    )
+    made = list[Tensor]()
+    for path, out in layers:
+        made.append(_fp8_linear(r, x, path, out, width, how))
+        low = low[1:] or low  # the last cast stays until the last product
     return made
 
 
@@ -126,13 +166,26 @@ def _fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: 
     cast.clear()
 
     def backward(g: Grad) -> list[Grad | None]:
-        low = [g if g.dtype is FP8 else r.grad(shape, FP8), *([r.grad(matrix, FP8)] if casts else [])]
+        cast, turned = _eight_bit_layouts(r, g)
+        low = [g if cast else r.grad(shape, FP8), *([r.grad(matrix, FP8)] if casts else [])]
         to_input = r.grad(given, dtype)
-        low[1:] = [r.grad(given, FP8), r.grad(shape, FP8)]  # both again, laid out for the other product
+        low[1:] = [r.grad(given, FP8), *([] if turned else [r.grad(shape, FP8)])]  # for the other product
         return [Grad(to_input.storage, given, x_dtype), r.grad(matrix, dtype)]
 
     x_dtype = x.dtype
     return r.apply(result, (x, weight), (x, weight), backward)
+
+
+def _eight_bit_layouts(r: Recorder, g: Grad) -> tuple[bool, bool]:
+    """Whether a gradient arrives in eight bits, and whether it does so in both layouts."""
+    if g.storage is None:
+        return False, False
+    entry = r.entries[g.storage.index]
+    cast = entry.dtype is FP8
+    return cast, cast and entry.path.endswith(BOTH_LAYOUTS)
+
+
+BOTH_LAYOUTS = "/fp8_gradients"
 
 
 # ---- tensor-parallel ranks ---------------------------------------------------------------------------------
@@ -203,13 +256,17 @@ def sequence_parallel_attention(r: Recorder, x: Tensor, at: Attention, how: RunC
         norms = head_norms(at.qk_norm)
         q = torchtitan_rms_norm(r, q, norms[0], how)
         k = torchtitan_rms_norm(r, k, norms[1], how)
-    q, k = apply_rotary_emb(r, q, k, at.path, how)
-    keys, values = _for_every_head(r, k, at, "/k", how), _for_every_head(r, v, at, "/v", how)
+    pair = [q, k]
+    del q, k
+    q, k = apply_rotary_emb(r, pair, at.path, how)
+    keys = _for_every_head(r, k, v.dtype, at, "/k", how)
+    values = _for_every_head(r, v, v.dtype, at, "/v", how)
     del k, v
-    attend = _ring_attention if RING in how.options else _flash_attention
-    context = r.view(attend(r, q, keys, values, at.path, how), ("b", "s", "a·d"))
+    parts = [q, keys, values]
     del q, keys, values
-    return reduce_scatter_sequence(r, maybe_fp8_linear(r, context, names[-1], "h", "a·d", how), at.path, how)
+    read = [r.view(attention_of(how)(r, parts, at.path, how), ("b", "s", "a·d"))]
+    said = _last_read_linear(r, read, names[-1], "h", "a·d", how)
+    return reduce_scatter_sequence(r, said, at.path, how)
 
 
 def head_norms(norm: Norm) -> tuple[Norm, ...]:
@@ -219,7 +276,12 @@ def head_norms(norm: Norm) -> tuple[Norm, ...]:
 
 def _one_by_one(r: Recorder, x: Tensor, names: list[str], how: RunConfig) -> list[Tensor]:
     made = shared_input_linears(
-        r, x, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)), "h", how
+        r,
+        x,
+        tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)),
+        "h",
+        how,
+        casts_once=False,
     )
     return [r.view(made.pop(0), ("b", "s", heads, "d")) for heads in "akk"]
 
@@ -231,101 +293,17 @@ def _in_one(r: Recorder, x: Tensor, name: str, path: str, how: RunConfig) -> lis
     return [r.copy(parts.pop(0), shape, f"{path}/{part}") for shape, part in zip(shapes, "qkv", strict=True)]
 
 
-def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: RunConfig) -> Tensor:
-    """Keys or values repeated (model.py:116-125): one head is only expanded, which is a view."""
+def _for_every_head(r: Recorder, x: Tensor, dtype: DType, at: Attention, name: str, how: RunConfig) -> Tensor:
+    """Keys or values in ``dtype``, repeated (model.py:116-125): one head is only expanded, which is a view.
+    A compiler lowers them where it repeats them.
+    """
+    if REPEATS not in how.options or at.kv_heads in (at.heads, 1):
+        x = r.cast(x, dtype, f"{at.path}{name}_rotary")
     if REPEATS not in how.options or at.heads == at.kv_heads:
         return x
-    back, dtype = x.shape, x.dtype
+    back, own = x.shape, x.dtype
     repeated = Tensor(x.storage, HEADS, dtype) if at.kv_heads == 1 else r.tensor(at.path + name, HEADS, dtype)
-    return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
-
-
-def _attention_kernel_outputs(r: Recorder, q: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
-    """What an attention kernel makes: the output, a log-sum-exp for each head and position, the generator's
-    state.
-    """
-    made = Chosen.ATTENTION
-    out = r.result(path + "/context", q.shape, q.dtype, made)
-    return (
-        out,
-        r.result(path + "/logsumexp", ("b", "a", "s"), FP32, made),
-        r.result(path + "/rng", (2,), INT64, made),
-    )
-
-
-def _flash_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
-    """Flash attention: q, k, v are laid out by position, and so is the result. Its backward adds into an fp32
-    gradient of the queries and has a sum for each row (aten
-    native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
-    """
-    out, *rest = _attention_kernel_outputs(r, q, path)
-    return r.custom(
-        path, (q, k, v), out, (q, k, v, out, *rest), scratch=((HEADS, FP32), (("b", "a", "s"), FP32))
-    )
-
-
-def _ring_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
-    """Attention over the ranks that share a sequence (torch distributed/tensor/experimental/_attention.py,
-    _templated_ring_attention): keys and values are made contiguous, joined, and gathered from all ranks or
-    handed round; partial results are merged in fp32. It is written as it stands in a compiled layer too: how
-    much of it a compiler fuses is part of the range.
-    """
-    dtype, metas = q.dtype, [(t.shape, t.dtype) for t in (q, k, v)]
-    moved: Shape = ("cp", *BOTH) if ALL_GATHER in how.options else BOTH
-    own = [r.tensor(path + name, HEADS, dtype) for name in ("/k_contiguous", "/v_contiguous")]
-    joined = r.tensor(path + "/kv", BOTH, dtype)
-    arrived = r.tensor(path + "/kv_gathered", moved, dtype)
-    del joined
-    part = r.tensor(path + "/part", HEADS, dtype)
-    merged = r.tensor(path + "/merged", HEADS, FP32)
-    own.clear()
-    other = r.tensor(path + "/part", HEADS, dtype)
-    del part
-    merged = _merge_ring_part(r, merged, path)
-    out, *rest = _attention_kernel_outputs(r, q, path)
-    del merged, arrived, other
-    out = r.apply(out, (q, k, v), (q, k, v, out, *rest), lambda _: _ring_backward(r, metas, moved, path))
-    return r.copy(out, HEADS, path + "/contiguous")  # parts of the first ranks are joined head by head
-
-
-def _merge_ring_part(r: Recorder, sofar: Tensor, path: str) -> Tensor:
-    """``sofar - weight * (sofar - part)`` with the part raised to fp32."""
-    wide = r.tensor(path + "/part_fp32", HEADS, FP32)
-    difference = r.tensor(path + "/difference", HEADS, FP32)
-    scaled = r.tensor(path + "/scaled", HEADS, FP32)
-    del difference
-    result = r.tensor(path + "/merged", HEADS, FP32)
-    del scaled, wide, sofar
-    return result
-
-
-def _ring_backward(
-    r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, path: str
-) -> list[Grad | None]:
-    """Gradients of all parts are added in fp32; those of keys and values travel on with them, the next rank's
-    arrive.
-    """
-    dtype = metas[0][1]
-    sums = [r.grad(HEADS, FP32) for _ in metas]
-    own = [r.grad(HEADS, dtype, path + name) for name in ("/k_contiguous", "/v_contiguous")]
-    joined, arrived = r.grad(BOTH, dtype, path + "/kv"), r.grad(moved, dtype, path + "/kv_gathered")
-    part = [r.grad(HEADS, dtype) for _ in metas]
-    flat = [r.grad(HEADS, FP32, path + "/flat") for _ in range(2)]
-    sent = r.grad(BOTH, FP32, path + "/kv_gradients")
-    flat.clear()
-    got = r.grad(BOTH, FP32, path + "/kv_gradients")
-    own.clear()
-    other = [r.grad(HEADS, dtype) for _ in metas]
-    part.clear()
-    del sent, sums[1:]
-    last = [r.grad(BOTH, FP32, path + "/kv_gradients") for _ in range(2)]
-    grads: list[Grad | None] = [r.grad(*metas[0])]
-    sums.clear()
-    grads += [r.grad(*meta) for meta in metas[1:]]
-    last.clear()
-    other.clear()
-    del joined, arrived, got
-    return grads
+    return r.apply(repeated, (x,), (), lambda _: [r.grad(back, own)])
 
 
 # ---- feed-forward ------------------------------------------------------------------------------------------
@@ -339,12 +317,11 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     if COMPILED in how.options:
         gate, up = shared_input_linears(r, whole, ((gate_of, "f"), (up_of, "f")), "h", how)
         del whole
-        inner = _gate_up_product(r, gate, up, ff.path, how)
-        if not _inlines_fp8_casts(how):
-            del gate, up
+        read = [_gate_up_product(r, gate, up, ff.path, how), gate, up]
+        del gate, up
         with r.nothing_chosen():
             return reduce_scatter_sequence(
-                r, maybe_fp8_linear(r, inner, down_of, "h", "f", how), ff.path, how
+                r, _last_read_linear(r, read, down_of, "h", "f", how), ff.path, how
             )
     gate = r.unary(maybe_fp8_linear(r, whole, gate_of, "f", "h", how), ff.path + "/activation", saves="input")
     inner = r.mul(gate, maybe_fp8_linear(r, whole, up_of, "f", "h", how), ff.path + "/product")
@@ -353,13 +330,16 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
 
 
 def _gate_up_product(r: Recorder, gate: Tensor, up: Tensor, path: str, how: RunConfig) -> Tensor:
-    """Activation and product in one kernel, both gradients in another, or in what casts them."""
+    """Activation and product in one kernel, both gradients in another: in eight bits that one casts each of
+    them twice, laid out for either product (the buffers of inductor's function for this layer, torch 2.13.0).
+    """
     shape, dtype = gate.shape, gate.dtype
 
     def backward(_: Grad) -> list[Grad | None]:
-        return [
-            Grad(None, shape, dtype) if _inlines_fp8_casts(how) else r.grad(shape, dtype) for _ in range(2)
-        ]
+        if not _inlines_fp8_casts(how):
+            return [r.grad(shape, dtype) for _ in range(2)]
+        cast = [r.grad((2, *shape), FP8, path + BOTH_LAYOUTS) for _ in range(2)]
+        return [Grad(both.storage, shape, dtype) for both in cast]
 
     return r.apply(
         _elementwise_output(r, path + "/product", shape, how, gate), (gate, up), (gate, up), backward

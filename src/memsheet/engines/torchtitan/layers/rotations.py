@@ -22,20 +22,37 @@ COSINE_KINDS = frozenset({"qwen3", "qwen3_moe"})
 """
 
 
-def apply_rotary_emb(r: Recorder, q: Tensor, k: Tensor, path: str, how: RunConfig) -> tuple[Tensor, Tensor]:
+def apply_rotary_emb(r: Recorder, pair: list[Tensor], path: str, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Queries and keys turned in fp32 by a table that does not train, and lowered again (9dec370
     models/llama/model.py:87-113; b5bcd76 models/common/rope.py:248-258, 326-346). Before layers had tables
     of their own, cosines and sines were handed to each in its parameters' dtype (238fa99
-    models/qwen3/model/model.py:123-131).
+    models/qwen3/model/model.py:123-131). ``pair`` is emptied.
     """
-    if COMPILED in how.options:  # rows are taken where they are read, in one kernel for each
-        return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
+    if COMPILED in how.options:
+        return _compiled_rotary(r, pair, path, how)
+    q, k = pair
+    pair.clear()
     dtype = q.dtype
     rows = table_rows(r, path, how, "d")
     wide = FP32 if rows.dtype is FP32 else dtype
     low = (r.cast(q, wide, path + "/q_fp32"), r.cast(k, wide, path + "/k_fp32"))
     turned = [turned_by(r, x, rows, f"{path}/{name}", how) for x, name in zip(low, "qk", strict=True)]
     return r.cast(turned[0], dtype, path + "/q_rotary"), r.cast(turned[1], dtype, path + "/k_rotary")
+
+
+def _compiled_rotary(r: Recorder, pair: list[Tensor], path: str, how: RunConfig) -> tuple[Tensor, Tensor]:
+    """The same in a compiled layer, where rows are taken as they are read. Cosines and sines are one kernel
+    for each. For complex numbers inductor writes none: what is read as such is made, and so is the product
+    (torch 2.6.0 and 2.13.0 _inductor/lowering.py, unsupported_input_tensor); keys stay in fp32 where what
+    repeats them lowers them.
+    """
+    if COSINES in how.options:
+        q, k = (r.scale(pair.pop(0), f"{path}/{name}_rotary") for name in "qk")
+        return q, k
+    dtype, rows = pair[0].dtype, Tensor(None, ("s", "d"), FP32)
+    wide = [r.cast(pair.pop(0), FP32, f"{path}/{name}_fp32") for name in "qk"]
+    turned = [r.mul(wide.pop(0), rows, f"{path}/{name}_turned") for name in "qk"]
+    return r.cast(turned.pop(0), dtype, path + "/q_rotary"), turned.pop()
 
 
 def table_rows(r: Recorder, path: str, how: RunConfig, width: Axis) -> Tensor:
