@@ -23,8 +23,8 @@ GALORE_RANK = 128
 def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
     names = RequestResolver(
         {"optimizer.name": _plain_name(gaps.request.get("optimizer.name"))},
-        gaps.assumed,
-        gaps.problems,
+        assumed=gaps.assumed,
+        problems=gaps.problems,
     )
     if engine.sharding.hands_out_dtensors and asks_bitsandbytes(gaps.request):
         _refuse_bitsandbytes(gaps, engine)
