@@ -88,7 +88,7 @@ def test_backward_is_what_the_real_code_allocates(mode: str, tp: int) -> None:
     assert found == pytest.approx(TRACED[mode, tp], rel=3e-4 if tp > 1 else 1e-6)
 
 
-# ---- what a compiler makes of a layer ------------------------------------------------------------------------
+# ---- what a compiler makes of a layer ----------------------------------------------------------------------
 
 EIGHT_B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
