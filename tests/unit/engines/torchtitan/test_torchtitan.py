@@ -94,24 +94,26 @@ EIGHT_B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
     "max_position_embeddings": 262144,
 }  # fmt: skip
-LONG = {
-    "config": EIGHT_B, "seq_len": 32768, "microbatch": 1, "recompute": "full", "compile": True, "precision.compute": "fp8",
-    "precision.parameters": "fp32", "fp8.recipe": "tensorwise",
+LONG = {"config": EIGHT_B, "seq_len": 32768, "microbatch": 1, "recompute": "full", "compile": True}
+EIGHT_BITS = {"precision.compute": "fp8", "precision.parameters": "fp32", "fp8.recipe": "tensorwise"}
+WRITTEN = {
+    ("bf16", 1): (2415919104, 7520649240), ("bf16", 2): (2885681152, 9131261976),
+    ("fp8", 1): (2617245708, 7117996122), ("fp8", 2): (2675965962, 8195932250),
 }  # fmt: skip
-WRITTEN = {1: (2617245708, 7117996122), 2: (2675965962, 8195932250)}
 """The most that inductor's two functions for a layer of Llama 3.1 8B hold at 32,768 tokens of a rank, beside
-what they are handed and what flash attention's kernels take (torch 2.13.0 with torchtitan's model at 9dec370
-and torchao 0.7 on tensors without memory, checkpointed): of forward and of backward, where one rank and where
-two share a sequence, the larger of the ranks'.
+what they are handed: of forward and of backward with flash attention's fp32 sums (torch 2.13.0 with
+torchtitan's model at 9dec370 and torchao 0.7 on tensors without memory, checkpointed), where one rank has a
+sequence and where two share it, the larger of the ranks'.
 """
 
 
-def layer_peaks(cp: int) -> tuple[int, int, set[str]]:
+def layer_peaks(kind: str, cp: int) -> tuple[int, int, set[str]]:
     """What a layer's forward and what its backward hold at the most beside what they are handed, and what
     they make.
     """
     shared = {"context_parallel_comm": "all_gather"} if cp > 1 else {}
-    stage, _ = walked(**{**LONG, "cp": cp, "seq_len": 32768 * cp, **shared})
+    low = EIGHT_BITS if kind == "fp8" else {}
+    stage, _ = walked(**{**LONG, "cp": cp, "seq_len": 32768 * cp, **low, **shared})
     played = stage.layers[0].pattern[0].part.played
     assert played is not None
     own, light, axes = played
@@ -133,15 +135,16 @@ def layer_peaks(cp: int) -> tuple[int, int, set[str]]:
     return peaks[0], peaks[1], {entry.path for entry in light.entries}
 
 
-@pytest.mark.parametrize("cp", WRITTEN)
-def test_a_compiled_layer_holds_what_inductor_writes(cp: int) -> None:
-    forward, backward, _ = layer_peaks(cp)
-    assert forward == pytest.approx(WRITTEN[cp][0], rel=0.03)
-    assert backward == pytest.approx(WRITTEN[cp][1], rel=0.12)
+@pytest.mark.parametrize(("kind", "cp"), WRITTEN)
+def test_a_compiled_layer_holds_what_inductor_writes(kind: str, cp: int) -> None:
+    forward, backward, _ = layer_peaks(kind, cp)
+    # whether keys and values are gathered before or after the first part is the compiler's choice
+    assert forward == pytest.approx(WRITTEN[kind, cp][0], rel=0.17 if (kind, cp) == ("bf16", 2) else 0.03)
+    assert backward == pytest.approx(WRITTEN[kind, cp][1], rel=0.05)
 
 
 def test_a_compiler_makes_complex_numbers_and_no_copy_of_merged_parts() -> None:
-    _, _, made = layer_peaks(2)
+    _, _, made = layer_peaks("fp8", 2)
     assert {"attention/q_turned", "attention/k_turned"} <= {path.removeprefix("layers.*.") for path in made}
     assert not any("merged" in path for path in made)
 
