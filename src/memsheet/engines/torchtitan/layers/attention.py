@@ -124,7 +124,9 @@ def _ring_backward(
 def _compiled_ring_attention(r: Recorder, parts: list[Tensor], path: str, how: RunConfig) -> Tensor:
     """The same as torch.compile writes it (the buffers of inductor's two functions for this layer, torch
     2.13.0): keys and values are made contiguous as they are repeated, and joined when the first part is
-    done; parts are merged in one kernel, without a copy in fp32.
+    done; parts are merged in one kernel, without a copy in fp32. Backward has what forward gathered. Of more
+    than two ranks the compiler keeps every part until they are merged, and some sums in fp32 between, which
+    is not counted.
     """
     dtype, metas = parts[0].dtype, [(t.shape, t.dtype) for t in parts]
     moved: Shape = ("cp", *BOTH) if ALL_GATHER in how.options else BOTH
