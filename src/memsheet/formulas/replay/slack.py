@@ -51,8 +51,8 @@ FILLS = (
 
 LAUNCHES = (
     (
-        "the tool's own launch script sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which the "
-        "range of reserved bytes holds; say expandable_segments for that figure alone"
+        "the tool's own launch script sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the range of "
+        "reserved bytes holds that too, and --expandable-segments asks for it alone"
     ),
 )
 

@@ -124,7 +124,9 @@ def _ring_backward(
 def _compiled_ring_attention(r: Recorder, parts: list[Tensor], path: str, how: RunConfig) -> Tensor:
     """The same as torch.compile writes it (the buffers of inductor's two functions for this layer, torch
     2.13.0): keys and values are made contiguous as they are repeated, and joined when the first part is
-    done; parts are merged in one kernel, without a copy in fp32.
+    done; parts are merged in one kernel, without a copy in fp32. Backward has what forward gathered. Of more
+    than two ranks the compiler keeps every part until they are merged, and some sums in fp32 between, which
+    is not counted.
     """
     dtype, metas = parts[0].dtype, [(t.shape, t.dtype) for t in parts]
     moved: Shape = ("cp", *BOTH) if ALL_GATHER in how.options else BOTH
@@ -135,30 +137,25 @@ def _compiled_ring_attention(r: Recorder, parts: list[Tensor], path: str, how: R
     arrived = r.tensor(path + "/kv_gathered", moved, dtype)
     del joined
     other = r.tensor(path + "/part", HEADS, dtype)
+    gathered = [arrived] if r.saves else []
     del arrived
     out, *rest = _attention_kernel_outputs(r, inputs[0], path)
     del first, other
     return r.apply(
-        out, inputs, (*saved, out, *rest), lambda _: _compiled_ring_backward(r, metas, moved, path)
+        out, inputs, (*saved, *gathered, out, *rest), lambda _: _compiled_ring_backward(r, metas, path)
     )
 
 
-def _compiled_ring_backward(
-    r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, path: str
-) -> list[Grad | None]:
+def _compiled_ring_backward(r: Recorder, metas: list[tuple[Shape, DType]], path: str) -> list[Grad | None]:
     """Gradients of a part's keys and values are raised to fp32 where they are joined, and what arrives is
     added to in its place; those of the queries are added where they are read.
     """
-    dtype = metas[0][1]
-    joined = r.grad(BOTH, dtype, path + "/kv")
-    arrived = r.grad(moved, dtype, path + "/kv_gathered")
-    del joined
     part = _part_gradients(r, metas, path)
     sent = r.grad(BOTH, FP32, path + "/kv_gradients")
     got = r.grad(BOTH, FP32, path + "/kv_gradients")
     del part[1:]
     other = _part_gradients(r, metas, path)
-    del arrived, sent
+    del sent
     last = r.grad(BOTH, FP32, path + "/kv_gradients")
     del got, other[1:]
     grads: list[Grad | None] = [r.grad(*metas[0])]

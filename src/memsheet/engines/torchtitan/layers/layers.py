@@ -23,7 +23,7 @@ from memsheet.engines.torchtitan.layers.switches import (
 )
 from memsheet.formulas.model_code.transformers.norms import rms_norm
 from memsheet.formulas.numerics import RunConfig
-from memsheet.formulas.tapes.graph import Chosen, Grad, GradientSum, Leaf, Tensor
+from memsheet.formulas.tapes.graph import Chosen, Grad, GradientSum, Leaf, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.frozen import replace
@@ -59,11 +59,18 @@ def decoder_block_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) 
 
 def _residual_sum(r: Recorder, a: Tensor, b: Tensor, spare: Tensor, how: RunConfig) -> Tensor:
     """The stream and what a part adds to it. A compiler writes it in the place of ``spare``, which
-    nothing reads afterwards, unless backward or a checkpoint keeps it: the first sum is made as it is read.
+    nothing reads afterwards: the first sum is made as it is read.
     """
-    if COMPILED not in how.options or r.saves or how.chosen:
+    if not _overwrites(r, how):
         return r.add(a, b, "/residual")
     return r.apply(Tensor(spare.storage, a.shape, a.dtype), (a, b), (), lambda _: [None, None])
+
+
+def _overwrites(r: Recorder, how: RunConfig) -> bool:
+    """Whether an elementwise kernel writes over what it reads: a compiler's does, where neither backward nor
+    a checkpoint keeps that (torch/_inductor/codegen/wrapper.py, the lines that end in "# reuse").
+    """
+    return COMPILED in how.options and not r.saves and not how.chosen
 
 
 def torchtitan_rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
@@ -105,9 +112,9 @@ def maybe_fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, 
 def _last_read_linear(
     r: Recorder, read: list[Tensor], path: str, out: Axis, width: Axis, how: RunConfig
 ) -> Tensor:
-    """``maybe_fp8_linear`` of the first of ``read``, which is emptied: nothing else reads that, nor the others,
-    which it is computed of as it is cast. A compiler lets go of them when the cast is made, unless backward
-    reads them.
+    """``maybe_fp8_linear`` of the first of ``read``, which is emptied: nothing else reads that, nor the
+    others, which it is computed of as it is cast. A compiler lets go of them when the cast is made, unless
+    backward reads them.
     """
     x = read[0]
     if not _inlines_fp8_casts(how) or r.saves:
@@ -331,19 +338,30 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
 
 def _gate_up_product(r: Recorder, gate: Tensor, up: Tensor, path: str, how: RunConfig) -> Tensor:
     """Activation and product in one kernel, both gradients in another: in eight bits that one casts each of
-    them twice, laid out for either product (the buffers of inductor's function for this layer, torch 2.13.0).
+    them twice, laid out for either product. Where the layer runs again it makes their product again, too
+    (the buffers of inductor's function for this layer, torch 2.13.0).
     """
     shape, dtype = gate.shape, gate.dtype
+    low = _inlines_fp8_casts(how)
 
     def backward(_: Grad) -> list[Grad | None]:
-        if not _inlines_fp8_casts(how):
-            return [r.grad(shape, dtype) for _ in range(2)]
-        cast = [r.grad((2, *shape), FP8, path + BOTH_LAYOUTS) for _ in range(2)]
-        return [Grad(both.storage, shape, dtype) for both in cast]
+        again = (
+            r.grad(shape, FP8 if low else dtype, path + "/product") if r.pass_ is Pass.RECOMPUTED else None
+        )
+        made = (
+            [r.grad((2, *shape), FP8, path + BOTH_LAYOUTS) for _ in range(2)]
+            if low
+            else [r.grad(shape, dtype) for _ in range(2)]
+        )
+        del again
+        return [Grad(one.storage, shape, dtype) for one in made]
 
-    return r.apply(
-        _elementwise_output(r, path + "/product", shape, how, gate), (gate, up), (gate, up), backward
+    out = (
+        Tensor(gate.storage, shape, dtype)
+        if not low and _overwrites(r, how)
+        else _elementwise_output(r, path + "/product", shape, how, gate)
     )
+    return r.apply(out, (gate, up), (gate, up), backward)
 
 
 # ---- the two ends ------------------------------------------------------------------------------------------
