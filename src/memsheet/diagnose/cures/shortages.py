@@ -89,7 +89,8 @@ def for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure
         return
     if states := tuple(_for_states(signs, term)):
         yield from states
-        return
+        if term is None or term.component != "gradients":
+            return
     if signs.frame is GATHER:
         yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
     if signs.frame is REDUCED:
