@@ -158,3 +158,25 @@ def test_what_ollama_found_free_is_read() -> None:
     )  # fmt: skip
     assert found.cause is Cause.OTHER_PROCESS
     assert "3.70 GiB" in found.because
+
+
+LOADING = "Loading checkpoint shards:  40%|####      | 2/5\n" + traced(
+    "from_pretrained", "_load_pretrained_model", module="transformers/modeling_utils.py"
+)
+"""A 14B, which takes 27.5 GiB in 16 bits and less than 11 in four."""
+
+
+@pytest.mark.parametrize(("script", "held", "told"), [
+    ("bnb = BitsAndBytesConfig(load_in_4bit=True)\nAutoModel.from_pretrained('Qwen/Qwen2.5-14B')", "22.30 GiB", "quantization_config=bnb_config"),
+    ("from_pretrained('Qwen/Qwen2.5-14B', load_in_4bit=True)", "22.30 GiB", "quantization_config"),
+    ("from_pretrained('Qwen/Qwen2.5-14B', load_in_4bit=True)", "7.10 GiB", ""),  # which it may take in four bits
+    ("from_pretrained('Qwen/Qwen2.5-14B', dtype='auto')", "22.30 GiB", ""),  # which nobody asked to be in four
+    ("from_pretrained('Qwen/Qwen3-30B-A3B', load_in_4bit=True)", "32.30 GiB", ""),  # whose experts may be one tensor
+])  # fmt: skip
+def test_four_bits_that_were_not_applied_are_told(script: str, held: str, told: str) -> None:
+    card = f"{float(held.split()[0]) + 0.4:.2f} GiB"
+    free = modern("136.00 MiB", card, "60.00 MiB", None, held, "20.00 MiB")
+    found = found_in(script, LOADING, free)
+    first = next((cure for cure in found.cures if "seems not to apply" in cure.change), None)
+    assert (first is not None) is bool(told)
+    assert told in (first.where if first else "")
