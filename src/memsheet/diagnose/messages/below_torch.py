@@ -278,9 +278,16 @@ def _beyond_virtual_card(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+_RUNNER_ENDS = re.compile(r"llama(?:runner|-server)processhasterminated:")
+
+
 def judge_bare(message: Message, log: Log) -> Judgement:
-    """Nothing, unless a table beside it says who holds the card."""
-    return judged_by_table(message, log, "memory of the card was refused") or Judgement(
+    """Nothing, unless a table beside it says who holds the card, or Ollama that its model's process ended."""
+    if told := judged_by_table(message, log, "memory of the card was refused"):
+        return told
+    if _RUNNER_ENDS.search(log.squeezed):
+        return refused_call(log)
+    return Judgement(
         causes=(),
         because="the message has no figures, and without them the cause cannot be told: the lines before it "
         "may have them, or nvidia-smi beside it",

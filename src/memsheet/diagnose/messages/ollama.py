@@ -17,8 +17,8 @@ from memsheet.frozen import replace
 
 SIGNS = (b"requires more system memory", b"memory.required", b"runner process", b"resource limitations")
 _MARKS = re.compile(
-    r"ollama|llama runner process|source=(?:sched|server|memory|runner|ggml)\.go|//ml/backend/ggml"
-    r"|\bnum_ctx\b",
+    r"ollama|llama runner process|llama-server process has|source=(?:sched|server|memory|runner|ggml)\.go"
+    r"|//ml/backend/ggml|\bnum_ctx\b",
     re.IGNORECASE,
 )
 """What its logs and settings alone hold."""

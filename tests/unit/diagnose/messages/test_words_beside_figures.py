@@ -174,7 +174,7 @@ LOADING = "Loading checkpoint shards:  40%|####      | 2/5\n" + traced(
     ("from_pretrained('Qwen/Qwen3-30B-A3B', load_in_4bit=True)", "32.30 GiB", ""),  # whose experts may be one tensor
 ])  # fmt: skip
 def test_four_bits_that_were_not_applied_are_told(script: str, held: str, told: str) -> None:
-    card = f"{float(held.split()[0]) + 0.4:.2f} GiB"
+    card = f"{float(held.split(maxsplit=1)[0]) + 0.4:.2f} GiB"
     free = modern("136.00 MiB", card, "60.00 MiB", None, held, "20.00 MiB")
     found = found_in(script, LOADING, free)
     first = next((cure for cure in found.cures if "seems not to apply" in cure.change), None)
