@@ -38,7 +38,7 @@ from memsheet.questions.job_makers import (
     requested_nodes,
 )
 from memsheet.questions.length_doubts import of_rows
-from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
+from memsheet.questions.named_models import is_surely_bundled, likely_by_path, model_of
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.questions.server_releases import with_server_releases
@@ -351,7 +351,7 @@ def _with_known_models(
     for name, role in document["roles"].items():
         own = role["model"]
         sure = own == main or is_surely_bundled(own)
-        known = own if sure else likely_name(own)
+        known = own if sure else likely_by_path(own)
         roles[name] = {**role, "model": known or main}
         strange = strange or known is None
         if not sure:
