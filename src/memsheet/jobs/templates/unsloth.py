@@ -50,6 +50,8 @@ MADE, CAST, MASKED = 2, 4, 4
 of a part of the rows at a time (rl_replacements.py:184-335).
 """
 LEAST_PARTS, TOKENS_OF_PART = 4, 4096
+ANSWER, OF_ANSWER = "max_completion_length", 256
+"""Tokens of the longest answer, and how many by itself (huggingface/trl f2cd577 trl/trainer/grpo_config.py)."""
 
 
 def unsloth_grpo_document(
@@ -66,50 +68,58 @@ def unsloth_grpo_document(
     the base's weights on it. None where a size is none or the model trains whole.
     """
     actor, _ = planned_actor(plan)
-    rows, length, new = (
-        actor.get("microbatch"),
-        actor.get("seq_len"),
-        values.get("max_completion_length", 256),
-    )
-    counts = (rows, length, new if isinstance(new, int) else 1)
-    share = known_share(values["share"], SHARE) if values.get("share") is not None else None
+    counts = _step_counts(actor, values)
     served, stands_by = values.get("share") is not None, values.get("served.standby") is True
-    if not all(type(one) is int and one > 0 for one in counts) or (served and share is None):
+    share = known_share(values["share"], SHARE) if served else SHARE
+    if counts is None or share is None or not actor.get("adapter"):
         return None
-    if not actor.get("adapter"):
-        return None
-    new = new if isinstance(new, int) else length // 2
-    roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
-    taken = _server_share(share or SHARE, card_bytes, stands_by=stands_by)
+    rows, length, new = counts
+    taken = _server_share(share, card_bytes, stands_by=stands_by)
     free = card_bytes * (1 if stands_by or not served else 1 - taken) - weight_bytes
     at_once = _rows_at_once(rows, length, sizes, free)
-    words = []
-    if at_once < rows:
-        words.append(f"Unsloth updates as many rows at once as it finds room for: {at_once} of {rows}")
-    if served:
-        roles["rollout"] = _server(values, actor, model, taken, card_bytes, weight_bytes)
-    else:
-        made = rows * (values[ROUNDS] if isinstance(values.get(ROUNDS), int) else 1)
-        roles["rollout"] = own_generation(actor, model, rows=made, new=min(new, length - 1))
     phases = _passes(values, rows, at_once, length)
+    notes = []
     if served:
-        pool = _open_pool(taken)
-        rests = {"residents": {"rollout": "parameters"}} if stands_by else {"items": [pool]}
-        gen: dict[str, Any] = {"name": "gen", "active": "rollout", "items": [pool]}
-        phases = [gen, *({**one, **rests} for one in phases)]
+        rollout = _server(values, actor, model, taken, card_bytes, weight_bytes)
+        phases = _phases_beside_server(phases, _open_pool(taken), stands_by=stands_by)
+        notes.append("the server runs with the base's own tensors, which are counted once, with what trains")
     else:
-        cache = token_elements * roles["rollout"]["plan"]["serving"]["max_sequences"] * length
+        rounds = values.get(ROUNDS)
+        made = rows * (rounds if isinstance(rounds, int) else 1)
+        rollout = own_generation(actor, model, rows=made, new=min(new, length - 1))
         absent = {"residents": {"rollout": "absent"}}
-        phases = [generating_phase(actor, cache), *({**one, **absent} for one in phases)]
-    notes = [
-        "the server runs with the base's own tensors, which are counted once, with what trains"
-    ] if served else []  # fmt: skip
+        own = generating_phase(actor, token_elements * made * length)
+        phases = [own, *({**one, **absent} for one in phases)]
     if (first := values.get("served.rows")) is not None:
         notes.append(f"Unsloth makes {ROWS} of {first} the {rows} answers of a group")
+    roles = {
+        "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}, "rollout": rollout,
+    }  # fmt: skip
     document = {
         "schema": SCHEMA, "name": "unsloth-grpo", "roles": roles, "phases": phases, "notes": notes,
     }  # fmt: skip
-    return JobDraft(document, tuple(words), shorter_rows=True, accounted=frozenset({"loss"}))
+    told = f"Unsloth updates as many rows at once as it finds room for: {at_once} of {rows}"
+    words = (told,) if at_once < rows else ()
+    return JobDraft(document, words, shorter_rows=True, accounted=frozenset({"loss"}))
+
+
+def _step_counts(actor: Mapping[str, Any], values: Values) -> tuple[int, int, int] | None:
+    """Rows of a micro-batch, tokens of a row and of its answer, half of it where nobody says how many; None
+    where one is no number.
+    """
+    rows, length, new = actor.get("microbatch"), actor.get("seq_len"), values.get(ANSWER, OF_ANSWER)
+    if not isinstance(rows, int) or not isinstance(length, int) or min(rows, length) < 1:
+        return None
+    return rows, length, new if isinstance(new, int) and new > 0 else max(1, length // 2)
+
+
+def _phases_beside_server(
+    phases: list[dict[str, Any]], pool: dict[str, Any], *, stands_by: bool
+) -> list[dict[str, Any]]:
+    """Generation, and what trains beside a server that is awake, or of which its weights alone are there."""
+    rests = {"residents": {"rollout": "parameters"}} if stands_by else {"items": [pool]}
+    gen: dict[str, Any] = {"name": "gen", "active": "rollout", "items": [pool]}
+    return [gen, *({**one, **rests} for one in phases)]
 
 
 def _server_share(share: float, card_bytes: int, *, stands_by: bool) -> float:
