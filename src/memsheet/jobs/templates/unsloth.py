@@ -30,10 +30,12 @@ UPDATES, ROWS, ROUNDS = (
 )
 SHARE = 0.5
 """Of what is free, where nothing is said (unsloth/models/llama.py:3504)."""
-STANDBY_SHARES = ((40, 0.925), (25, 0.9), (20, 0.825), (14, 0.8), (10, 0.775), (0, 0.75))
+STANDBY_SHARES = (
+    (90, 0.925, 0.9), (40, 0.925, 0.875), (25, 0.9, 0.85), (20, 0.825, 0.825), (14, 0.8, 0.8), (10, 0.775, 0.75), (0, 0.75, 0.7),
+)  # fmt: skip
 HELD_BACK = 0.95
-"""By GiB of a card, the share that a server takes that sleeps, whatever is said; and how many times less it
-then is (unsloth_zoo/vllm_utils.py:4471-4480, with vLLM 0.11 and newer).
+"""By GiB of a card, the share that a server takes that sleeps, whatever is said, which is then so many times
+less; and the one beside vLLM before 0.11, which is not (unsloth_zoo/vllm_utils.py:4453-4480).
 """
 SEQUENCES = (
     (2, 2048, 8), (4, 2048, 16), (8, 4096, 32), (12, 4096, 48), (16, 6144, 64), (24, 6144, 80), (40, 8192, 96), (48, 8192, 112), (80, 8192, 128),
@@ -51,7 +53,8 @@ of a part of the rows at a time (rl_replacements.py:184-335).
 """
 LEAST_PARTS, TOKENS_OF_PART = 4, 4096
 ANSWER, OF_ANSWER = "max_completion_length", 256
-"""Tokens of the longest answer, and how many by itself (huggingface/trl f2cd577 trl/trainer/grpo_config.py)."""
+"""Tokens of the longest answer, and how many by itself (huggingface/trl f2cd577 trl/trainer/grpo_config.py).
+"""
 
 
 def unsloth_grpo_document(
@@ -81,7 +84,9 @@ def unsloth_grpo_document(
     notes = []
     if served:
         rollout = _server(values, actor, model, taken, card_bytes, weight_bytes)
-        phases = _phases_beside_server(phases, _open_pool(taken), stands_by=stands_by)
+        phases = _phases_beside_server(
+            phases, _open_pool(taken, card_bytes, stands_by=stands_by), stands_by=stands_by
+        )
         notes.append("the server runs with the base's own tensors, which are counted once, with what trains")
     else:
         rounds = values.get(ROUNDS)
@@ -125,7 +130,7 @@ def _phases_beside_server(
 def _server_share(share: float, card_bytes: int, *, stands_by: bool) -> float:
     """Of the whole card: what is free when it starts is without the process's context."""
     if stands_by:
-        share = next(held for least, held in STANDBY_SHARES if card_bytes >= least * GIB) * HELD_BACK
+        share = _standby_shares(card_bytes)[0]
     return share * max(0, card_bytes - CONTEXT) / card_bytes
 
 
@@ -133,16 +138,21 @@ CONTEXT = GIB
 """The most that a process's context takes of what is free before its server starts."""
 
 
-def _open_pool(taken: float) -> dict[str, Any]:
-    """What the server's pool may be larger by: contexts are smaller than the most, and vLLM counts memory
-    beside torch from its own start.
+def _standby_shares(card_bytes: int) -> tuple[float, float]:
+    """Of a server that sleeps, and of one beside an older vLLM."""
+    newer, older = next(row[1:] for row in STANDBY_SHARES if card_bytes >= row[0] * GIB)
+    return newer * HELD_BACK, older
+
+
+def _open_pool(taken: float, card_bytes: int, *, stands_by: bool) -> dict[str, Any]:
+    """What the server's pool may be larger by: contexts are smaller than the most, vLLM counts memory beside
+    torch from its own start, and an older one in standby is given more.
     """
-    more = int(taken * CONTEXT)
+    newer, older = _standby_shares(card_bytes) if stands_by else (0.0, 0.0)
+    more, of_older = int(taken * CONTEXT), int(max(0.0, older - newer) * card_bytes)
     why = "the server's share is of what is free when it starts, beside a context of 0 to 1 GiB"
-    return {
-        **extra_item("kv_cache", "pool_beside", (0, more // 2, more + CONTEXT_AT_MOST), why),
-        "role": "rollout",
-    }
+    sizes = (0, more // 2, more + CONTEXT_AT_MOST + of_older)
+    return {**extra_item("kv_cache", "pool_beside", sizes, why), "role": "rollout"}
 
 
 def _server(
