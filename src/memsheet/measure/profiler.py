@@ -62,8 +62,8 @@ def _record_instant_mark(instant: Instant | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Allocation:
-    """``bytes`` are negative for a release. ``until``: when the collective around it was over, ``op_end``: when
-    ``op`` was, 0 outside all.
+    """``bytes`` are negative for a release. ``until``: when the collective around it was over, ``op_end``:
+    when ``op`` was, 0 outside all.
     """
 
     at: int
