@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from memsheet.account import account_rank
 from memsheet.arith import maximum
+from memsheet.errors import InputError
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass, field, replace
 from memsheet.jobs.forward import forward_items, generation_items
@@ -37,9 +38,20 @@ class _Accounted:
         plan = plan or role.plan
         key = role.name, stage, id(plan)
         if key not in self.known:
-            where = _cards_of(role, self.job.cluster)
-            self.known[key] = account_rank(role.model, plan, where, stage, replays=self.replays)
+            self.known[key] = _role_sheet(self.job, role, plan, stage, replays=self.replays)
         return self.known[key]
+
+
+def _role_sheet(job: Job, role: Role, plan: Plan, stage: int, *, replays: bool) -> Sheet:
+    """The sheet of a role. Raises InputError whose fields say which role it is of."""
+    try:
+        return account_rank(role.model, plan, _cards_of(role, job.cluster), stage, replays=replays)
+    except InputError as error:
+        named = [
+            one if one.field.startswith("roles.") else replace(one, field=f"roles.{role.name}.{one.field}")
+            for one in error.problems
+        ]
+        raise InputError(named) from None
 
 
 def _cards_of(role: Role, cluster: Cluster | None) -> Cluster | None:

@@ -17,9 +17,9 @@ class RequestResolver:
     """The request, and what came up on the way to a whole plan. ``frozen``: nothing of the model trains."""
 
     request: Mapping[str, Any]
-    frozen: bool = False
     assumed: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    frozen: bool = False
 
     def get(self, key: str, default: Any = None, *, silent: bool = False) -> Any:
         value = self.request.get(key)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from memsheet.budget import Answer, Result, worst_sheet
-from memsheet.errors import InputError
+from memsheet.errors import InputError, Problem
 from memsheet.exchange.shared.file_format import FileReading, Moved
 from memsheet.frozen import NamedTuple, replace
 from memsheet.jobs.shorter import (
@@ -38,7 +38,7 @@ from memsheet.questions.job_makers import (
     requested_nodes,
 )
 from memsheet.questions.length_doubts import of_rows
-from memsheet.questions.named_models import is_surely_bundled, likely_name, model_of
+from memsheet.questions.named_models import is_surely_bundled, likely_by_path, model_of
 from memsheet.questions.plainer_models import plainer_model
 from memsheet.questions.question_parts import SHARE as SHARE_OF_SLACK
 from memsheet.questions.server_releases import with_server_releases
@@ -232,7 +232,7 @@ def job_of_files(
     found_answer = _answer_or_plainer(document, where, known_models)
     if found_answer is None:
         return None
-    whole, left = found_answer
+    whole, left, missing = found_answer
     rest = tuple(one for one in read.unmodelled if one[0] not in {key, *made.accounted})
     known = replace(read, unmodelled=rest, form=replace(read.form, moves=_moves_beside(read)))
     if where["gpus"] != ask.get("gpus"):
@@ -254,7 +254,7 @@ def job_of_files(
         name,
         made.row_ranks,
         made.length_flag,
-        made.unbounded or strange,
+        made.unbounded or strange or missing,
     )
 
 
@@ -273,14 +273,17 @@ MOST_LEFT = 4
 
 def _answer_or_plainer(
     document: Mapping[str, Any], where: Mapping[str, Any], known: Mapping[str, ModelSpec]
-) -> tuple[Answer, tuple[str, ...]] | None:
-    """The answer, without those parts of its servers' plans that nobody accounts, and these in words."""
+) -> tuple[Answer, tuple[str, ...], bool] | None:
+    """The answer, without those parts of its servers' plans that nobody accounts, these in words, and whether
+    a role is missing: one beside what trains that nobody accounts at all.
+    """
     words: list[str] = []
+    missing = False
     for _ in range(MOST_LEFT):
         try:
-            return answer_job(document, where, known=known), tuple(words)
+            return answer_job(document, where, known=known), tuple(words), missing
         except InputError as error:
-            fields = dict.fromkeys(problem.field for problem in error.problems)
+            fields, first = dict.fromkeys(problem.field for problem in error.problems), error.problems[0]
             stands = _plainer_models(document, error, known)
         if stands:
             known = {**known, **{name: made for name, (made, _) in stands.items()}}
@@ -289,10 +292,50 @@ def _answer_or_plainer(
         plainer = deepcopy(dict(document))
         left = [field for field in fields if _leaves_out(plainer["roles"], field)]
         if not left:
-            return None
+            gone = _role_of_problems(document, fields)
+            if gone is None:
+                return None
+            missing = True
+            words.append(f"the {gone} is not counted: {_problem_words(first)}")
+            document = without_role(document, gone)
+            continue
         words += [f"{field.removeprefix('roles.')} is not counted" for field in left]
         document = plainer
     return None
+
+
+def _role_of_problems(document: Mapping[str, Any], fields: Mapping[str, Any]) -> str | None:
+    """The role that all problems are of, where it is another than the first, which trains, and no other one's
+    weights are its own.
+    """
+    names = {field.split(".")[1] for field in fields if field.startswith("roles.")}
+    first, *others = document["roles"]
+    if len(names) != 1 or not all(field.startswith("roles.") for field in fields):
+        return None
+    name = names.pop()
+    owners = {role.get("weights_of") for role in document["roles"].values()}
+    return name if name in others and name != first and name not in owners else None
+
+
+def _problem_words(problem: Problem) -> str:
+    """What is wrong with a role's plan, by the plan's own key."""
+    value = "" if problem.value is None else f" = {problem.value}"
+    return f"{problem.field.split('.', 2)[-1]}{value} {problem.reason}"
+
+
+def without_role(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A job without one of its roles, the phases in which that works, and what they have of it."""
+    kept = deepcopy(dict(document))
+    for group in ("roles", "placement"):
+        kept.get(group, {}).pop(name, None)
+    kept["phases"] = [one for one in kept["phases"] if one.get("active") != name]
+    for phase in kept["phases"]:
+        phase.get("residents", {}).pop(name, None)
+        phase["items"] = [one for one in phase.get("items", ()) if one.get("role") != name]
+        for at in ("items", "joined"):
+            if not phase.get(at) or (at == "joined" and phase[at] == name):
+                phase.pop(at, None)
+    return kept
 
 
 def _plainer_models(
@@ -351,7 +394,7 @@ def _with_known_models(
     for name, role in document["roles"].items():
         own = role["model"]
         sure = own == main or is_surely_bundled(own)
-        known = own if sure else likely_name(own)
+        known = own if sure else likely_by_path(own)
         roles[name] = {**role, "model": known or main}
         strange = strange or known is None
         if not sure:

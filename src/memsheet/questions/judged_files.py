@@ -268,7 +268,7 @@ def _shorter_rows_doubt(found: JobOfFiles) -> Doubt:
     fitting, counted, rows, phase = tokens_that_fit(found)
     whole = found.row_ranks
     each = f", {fitting // rows * whole:,} of each row's {counted // rows * whole:,}" if rows > 1 else ""
-    least = f"{format_bytes(found.least_bytes)} without any"
+    least = f"{format_bytes(found.least_bytes)} at the least"
     if found.length_flag and fitting and rows > 1:
         each += f" ({found.length_flag} says how long yours are)"
     told = f"it is expected to fit with {fitting:,}{each}" if fitting else f"fewer need less, {least}"

@@ -46,7 +46,13 @@ def named_model(reads: Mapping[str, FileReading]) -> str | None:
 
 def likely_trained(reads: Mapping[str, FileReading]) -> str | None:
     """The bundled model that a trained one's name, or a part of its path, is of, whoever published it."""
-    named, *parts = _unsure_name_parts(reads, "train") or ("",)
+    named = _unsure_name_parts(reads, "train")[:1]
+    return likely_by_path(named[0]) if named else None
+
+
+def likely_by_path(named: str) -> str | None:
+    """The bundled model that a name, or a part of a path, is of, whoever published it."""
+    parts = _parts_of_path(named)
     whole = next(
         (found for part in (named, *_whole_names(parts)) if part and (found := likely_name(part))), None
     )
@@ -75,10 +81,12 @@ def _unsure_name_parts(reads: Mapping[str, FileReading], task: str) -> list[str]
     named = served_model(reads) if asked else None
     if not named or is_surely_bundled(named):
         return []
-    return [
-        named,
-        *[part for part in reversed(named.replace("\\", "/").strip("/").split("/")) if part][:MOST_PARTS],
-    ]
+    return [named, *_parts_of_path(named)]
+
+
+def _parts_of_path(named: str) -> list[str]:
+    """The parts of a path, the last first."""
+    return [part for part in reversed(named.replace("\\", "/").strip("/").split("/")) if part][:MOST_PARTS]
 
 
 def likely_of_path(parts: Sequence[str]) -> str | None:

@@ -30,10 +30,12 @@ UPDATES, ROWS, ROUNDS = (
 )
 SHARE = 0.5
 """Of what is free, where nothing is said (unsloth/models/llama.py:3504)."""
-STANDBY_SHARES = ((40, 0.925), (25, 0.9), (20, 0.825), (14, 0.8), (10, 0.775), (0, 0.75))
+STANDBY_SHARES = (
+    (90, 0.925, 0.9), (40, 0.925, 0.875), (25, 0.9, 0.85), (20, 0.825, 0.825), (14, 0.8, 0.8), (10, 0.775, 0.75), (0, 0.75, 0.7),
+)  # fmt: skip
 HELD_BACK = 0.95
-"""By GiB of a card, the share that a server takes that sleeps, whatever is said; and how many times less it
-then is (unsloth_zoo/vllm_utils.py:4471-4480, with vLLM 0.11 and newer).
+"""By GiB of a card, the share that a server takes that sleeps, whatever is said, which is then so many times
+less; and the one beside vLLM before 0.11, which is not (unsloth_zoo/vllm_utils.py:4453-4480).
 """
 SEQUENCES = (
     (2, 2048, 8), (4, 2048, 16), (8, 4096, 32), (12, 4096, 48), (16, 6144, 64), (24, 6144, 80), (40, 8192, 96), (48, 8192, 112), (80, 8192, 128),
@@ -50,6 +52,9 @@ MADE, CAST, MASKED = 2, 4, 4
 of a part of the rows at a time (rl_replacements.py:184-335).
 """
 LEAST_PARTS, TOKENS_OF_PART = 4, 4096
+ANSWER, OF_ANSWER = "max_completion_length", 256
+"""Tokens of the longest answer, and how many by itself (huggingface/trl f2cd577 trl/trainer/grpo_config.py).
+"""
 
 
 def unsloth_grpo_document(
@@ -66,56 +71,66 @@ def unsloth_grpo_document(
     the base's weights on it. None where a size is none or the model trains whole.
     """
     actor, _ = planned_actor(plan)
-    rows, length, new = (
-        actor.get("microbatch"),
-        actor.get("seq_len"),
-        values.get("max_completion_length", 256),
-    )
-    counts = (rows, length, new if isinstance(new, int) else 1)
-    share = known_share(values["share"], SHARE) if values.get("share") is not None else None
+    counts = _step_counts(actor, values)
     served, stands_by = values.get("share") is not None, values.get("served.standby") is True
-    if not all(type(one) is int and one > 0 for one in counts) or (served and share is None):
+    share = known_share(values["share"], SHARE) if served else SHARE
+    if counts is None or share is None or not actor.get("adapter"):
         return None
-    if not actor.get("adapter"):
-        return None
-    new = new if isinstance(new, int) else length // 2
-    roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
-    taken = _server_share(share or SHARE, card_bytes, stands_by=stands_by)
+    rows, length, new = counts
+    taken = _server_share(share, card_bytes, stands_by=stands_by)
     free = card_bytes * (1 if stands_by or not served else 1 - taken) - weight_bytes
     at_once = _rows_at_once(rows, length, sizes, free)
-    words = []
-    if at_once < rows:
-        words.append(f"Unsloth updates as many rows at once as it finds room for: {at_once} of {rows}")
-    if served:
-        roles["rollout"] = _server(values, actor, model, taken, card_bytes, weight_bytes)
-    else:
-        made = rows * (values[ROUNDS] if isinstance(values.get(ROUNDS), int) else 1)
-        roles["rollout"] = own_generation(actor, model, rows=made, new=min(new, length - 1))
     phases = _passes(values, rows, at_once, length)
+    notes = []
     if served:
-        pool = _open_pool(taken)
-        rests = {"residents": {"rollout": "parameters"}} if stands_by else {"items": [pool]}
-        gen: dict[str, Any] = {"name": "gen", "active": "rollout", "items": [pool]}
-        phases = [gen, *({**one, **rests} for one in phases)]
+        rollout = _server(values, actor, model, taken, card_bytes, weight_bytes)
+        phases = _phases_beside_server(
+            phases, _open_pool(taken, card_bytes, stands_by=stands_by), stands_by=stands_by
+        )
+        notes.append("the server runs with the base's own tensors, which are counted once, with what trains")
     else:
-        cache = token_elements * roles["rollout"]["plan"]["serving"]["max_sequences"] * length
+        rounds = values.get(ROUNDS)
+        made = rows * (rounds if isinstance(rounds, int) else 1)
+        rollout = own_generation(actor, model, rows=made, new=min(new, length - 1))
         absent = {"residents": {"rollout": "absent"}}
-        phases = [generating_phase(actor, cache), *({**one, **absent} for one in phases)]
-    notes = [
-        "the server runs with the base's own tensors, which are counted once, with what trains"
-    ] if served else []  # fmt: skip
+        own = generating_phase(actor, token_elements * made * length)
+        phases = [own, *({**one, **absent} for one in phases)]
     if (first := values.get("served.rows")) is not None:
         notes.append(f"Unsloth makes {ROWS} of {first} the {rows} answers of a group")
+    roles = {
+        "actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}, "rollout": rollout,
+    }  # fmt: skip
     document = {
         "schema": SCHEMA, "name": "unsloth-grpo", "roles": roles, "phases": phases, "notes": notes,
     }  # fmt: skip
-    return JobDraft(document, tuple(words), shorter_rows=True, accounted=frozenset({"loss"}))
+    told = f"Unsloth updates as many rows at once as it finds room for: {at_once} of {rows}"
+    words = (told,) if at_once < rows else ()
+    return JobDraft(document, words, shorter_rows=True, accounted=frozenset({"loss"}))
+
+
+def _step_counts(actor: Mapping[str, Any], values: Values) -> tuple[int, int, int] | None:
+    """Rows of a micro-batch, tokens of a row and of its answer, half of it where nobody says how many; None
+    where one is no number.
+    """
+    rows, length, new = actor.get("microbatch"), actor.get("seq_len"), values.get(ANSWER, OF_ANSWER)
+    if not isinstance(rows, int) or not isinstance(length, int) or min(rows, length) < 1:
+        return None
+    return rows, length, new if isinstance(new, int) and new > 0 else max(1, length // 2)
+
+
+def _phases_beside_server(
+    phases: list[dict[str, Any]], pool: dict[str, Any], *, stands_by: bool
+) -> list[dict[str, Any]]:
+    """Generation, and what trains beside a server that is awake, or of which its weights alone are there."""
+    rests = {"residents": {"rollout": "parameters"}} if stands_by else {"items": [pool]}
+    gen: dict[str, Any] = {"name": "gen", "active": "rollout", "items": [pool]}
+    return [gen, *({**one, **rests} for one in phases)]
 
 
 def _server_share(share: float, card_bytes: int, *, stands_by: bool) -> float:
     """Of the whole card: what is free when it starts is without the process's context."""
     if stands_by:
-        share = next(held for least, held in STANDBY_SHARES if card_bytes >= least * GIB) * HELD_BACK
+        share = _standby_shares(card_bytes)[0]
     return share * max(0, card_bytes - CONTEXT) / card_bytes
 
 
@@ -123,16 +138,21 @@ CONTEXT = GIB
 """The most that a process's context takes of what is free before its server starts."""
 
 
-def _open_pool(taken: float) -> dict[str, Any]:
-    """What the server's pool may be larger by: contexts are smaller than the most, and vLLM counts memory
-    beside torch from its own start.
+def _standby_shares(card_bytes: int) -> tuple[float, float]:
+    """Of a server that sleeps, and of one beside an older vLLM."""
+    newer, older = next(row[1:] for row in STANDBY_SHARES if card_bytes >= row[0] * GIB)
+    return newer * HELD_BACK, older
+
+
+def _open_pool(taken: float, card_bytes: int, *, stands_by: bool) -> dict[str, Any]:
+    """What the server's pool may be larger by: contexts are smaller than the most, vLLM counts memory beside
+    torch from its own start, and an older one in standby is given more.
     """
-    more = int(taken * CONTEXT)
+    newer, older = _standby_shares(card_bytes) if stands_by else (0.0, 0.0)
+    more, of_older = int(taken * CONTEXT), int(max(0.0, older - newer) * card_bytes)
     why = "the server's share is of what is free when it starts, beside a context of 0 to 1 GiB"
-    return {
-        **extra_item("kv_cache", "pool_beside", (0, more // 2, more + CONTEXT_AT_MOST), why),
-        "role": "rollout",
-    }
+    sizes = (0, more // 2, more + CONTEXT_AT_MOST + of_older)
+    return {**extra_item("kv_cache", "pool_beside", sizes, why), "role": "rollout"}
 
 
 def _server(

@@ -80,10 +80,12 @@ ref = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B", quantization_confi
 """
 PAIRS = (
     "args = DPOConfig('o', per_device_train_batch_size=2, max_length=512, bf16=True)\n"
-    "DPOTrainer(model=model, ref_model=ref, args=args, peft_config=LoraConfig(r=16), train_dataset=data).train()"
+    "DPOTrainer(model=model, ref_model=ref, args=args, peft_config=LoraConfig(r=16),\n"
+    "    train_dataset=data).train()"
 )
 SCORED = (
-    "args = GRPOConfig('o', per_device_train_batch_size=8, num_generations=8, max_completion_length=256, bf16=True)\n"
+    "args = GRPOConfig('o', per_device_train_batch_size=8, num_generations=8, max_completion_length=256,\n"
+    "    bf16=True)\n"
     "GRPOTrainer(model=model, reward_funcs='Qwen/Qwen2.5-0.5B', args=args, peft_config=LoraConfig(r=16),\n"
     "    train_dataset=data).train()"
 )
@@ -98,3 +100,30 @@ def test_models_beside_four_bits_stay(tmp_path: Path, trainer: str, role: str, *
     assert found.answer is not None
     assert found.answer.job is not None
     assert bool(found.answer.job["roles"][role]["plan"].get("quantization")) == kept
+
+
+DISTILLED = (
+    NEMO_RL.format(share=0.4).replace("grpo: {num_prompts_per_step: 4, num_generations_per_prompt: 8}\n", "")
+    + "distillation: {num_prompts_per_step: 32, num_generations_per_prompt: 1, topk_logits_k: 64}\n"
+    "teacher:\n  model_name: Qwen/Qwen3-1.7B\n  train_global_batch_size: 32\n  train_micro_batch_size: 1\n"
+    "  logprob_batch_size: 1\n  max_total_sequence_length: 1024\n"
+    "  dtensor_cfg: {enabled: true, tensor_parallel_size: %d}\n"
+)
+
+
+@pytest.mark.parametrize(("ranks", "counted"), [(1, True), (2, False)])
+def test_a_role_that_nobody_accounts_is_told_and_the_others_stay(
+    tmp_path: Path, ranks: int, *, counted: bool
+) -> None:
+    """A tied table is not accounted over ranks of a tensor: the teacher has one, and the policy no ranks."""
+    file = tmp_path / "distillation.yaml"
+    file.write_text(DISTILLED % ranks)
+    found = memsheet.check(file, gpus="2xA100-80GB")
+    assert found.answer is not None
+    assert found.answer.job is not None
+    assert found.answer.verdict is not None
+    roles = {"actor", "rollout", *(["teacher"] if counted else [])}
+    assert set(found.answer.job["roles"]) == roles
+    assert {phase.get("active") for phase in found.answer.job["phases"]} <= {None, *roles}
+    assert ("the teacher is not counted: mesh.tp = 2" in found.doubt) == (not counted)
+    assert bool(found.answer.verdict.no_most) == (not counted)

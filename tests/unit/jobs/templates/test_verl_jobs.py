@@ -595,3 +595,12 @@ def test_a_length_in_thousands_stops_and_keeps_every_role(tmp_path: Path) -> Non
         assert any("is no number" in str(told) for _, told in found.mistakes) == (length == "2k")
         roles.append(job_of(found)["roles"])
     assert roles[0] == roles[1]
+
+
+@pytest.mark.parametrize(
+    "named", ["/models/Qwen3-1.7B", "./Qwen3-1.7B", "$HOME/runs/Qwen3-1.7B/global_step_100"]
+)
+def test_a_further_model_by_a_path_is_of_the_name_in_it(named: str, tmp_path: Path) -> None:
+    """As the model that trains is, and not a copy of that one."""
+    found = checked(tmp_path, f"algorithm.adv_estimator=gae critic.model.path={named}")
+    assert job_of(found)["roles"]["critic"]["model"] == "qwen3-1.7b"

@@ -60,7 +60,9 @@ def _read_layers_per_stage(_: Any, values: Values) -> Mapping[str, Any]:
     first, last, layers = values.get(FIRST), values.get(LAST), values.get(LAYERS)
     stages, parts = values.get(PP, 1), values.get(PARTS, 1)
     ends = [count for count in (first, last) if count is not None]
-    wrong = {"layers_per_stage": f"{first} first and {last} last of {layers} layers in {stages} stages"}
+    told = [f"{count} {where}" for count, where in ((first, "first"), (last, "last")) if count is not None]
+    of_all = f"{layers} layers" if layers is not None else "layers whose number is not said"
+    wrong = {"layers_per_stage": f"{' and '.join(told)} of {of_all} in {stages} stages"}
     if (
         not all(
             isinstance(count, int) and not isinstance(count, bool) and count > 0
