@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.plan import PAGED, Implementation, Optimizer, OptimizerName
@@ -20,7 +22,7 @@ GALORE_RANK = 128
 def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
     spelled = gaps.request.get("optimizer.name")
     plain = str(spelled).lower().replace("-", "").replace("_", "")
-    known = {member.value.replace("_", ""): member.value for member in OptimizerName}
+    known = _plain_names()
     names = RequestResolver(
         {"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))},
         gaps.assumed,
@@ -40,6 +42,11 @@ def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
             "galore has projections",
         )
     return Optimizer(name=name, implementation=chosen)
+
+
+@cache
+def _plain_names() -> dict[str, str]:
+    return {member.value.replace("_", ""): member.value for member in OptimizerName}
 
 
 _TORCH = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
