@@ -128,7 +128,7 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
         return (*items, *_pass_slack(accounted, role, items))
     late = how is Residency.PARAMETERS
     if not logits:
-        own = sheet.items
+        own = tuple(sheet.items)
         if role.weights_of:
             own = _generated_items(accounted, role, stage, _without_weights(own))
         return tuple(_with_late_states(own)) if late else own
