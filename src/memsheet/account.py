@@ -98,6 +98,7 @@ def _resolved_rank_sheet(
         _check_processor(model, plan)
         engine = replace(engine, processor=True)
     built = model_code(engine.layers).built(model, plan)
+    items: Sequence[Item]
     host_bytes, notes, gradients = 0, tuple[str, ...](), None
     if isinstance(plan.workload, Training):
         from memsheet.formulas.step import Rank, account_training_step
@@ -158,7 +159,7 @@ def _routed_ends(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, routing=replace(plan.routing, spread=spread))
 
 
-def _with_slack_ends(items: list[Item], low: Sheet, high: Sheet) -> list[Item]:
+def _with_slack_ends(items: Sequence[Item], low: Sheet, high: Sheet) -> list[Item]:
     """The allocator's slack with the ends of two other sheets of the same step."""
     ends = [
         next(item for item in sheet.items if item.component is Component.ALLOCATOR_SLACK)

@@ -17,6 +17,7 @@ from memsheet.plan.plan import Plan, Spread
 from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
+from memsheet.sheet import Component
 
 ASKED: list[tuple[str, int, dict[str, Any]]] = [
     ("llama-3.2-1b", 1, {}),
@@ -64,3 +65,16 @@ def test_a_steps_peaks_are_those_of_its_sheet(name: str, gpus: int, asked: dict[
             assert found.allocated == sheet.allocated.value
             assert found.reserved == sheet.reserved.value
             assert found.device == sheet.device.value
+
+
+@pytest.mark.parametrize(("name", "gpus", "asked"), ASKED[:4])
+def test_the_allocators_settings_change_no_tensor(name: str, gpus: int, asked: dict[str, Any]) -> None:
+    model, plan, cluster = asked_plan(name, gpus, asked)
+    found = [
+        account_rank(model, replace(plan, expandable_segments=expandable), cluster).items
+        for expandable in (False, True)
+    ]
+    slack = Component.ALLOCATOR_SLACK
+    tensors, again = ([item for item in items if item.component is not slack] for items in found)
+    assert tensors == again
+    assert found[0] != found[1]

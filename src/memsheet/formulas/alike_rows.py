@@ -120,9 +120,12 @@ def _counted_fields(plan: Plan) -> dict[str, Any]:
     return {name: getattr(plan, name) for name in ("mesh", "workload")}
 
 
+NO_COLUMNS = frozenset({int, float, bool, str, tuple, type(None)})
+
+
 def _columns(held: Any) -> dict[str, Any]:
     columns = ((f.name, getattr(held, f.name)) for f in fields(held))
-    return {name: column for name, column in columns if is_array(column)}
+    return {name: column for name, column in columns if type(column) not in NO_COLUMNS and is_array(column)}
 
 
 def plan_of_rows(plan: Plan, which: Any) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import ge
 
 from memsheet.arith import Count, minimum
 from memsheet.frozen import dataclass, field, replace
@@ -99,7 +100,7 @@ def _simulate_interleaved_1f1b(stages: int, chunks: int, stage: int, microbatche
 
 def dominates_flight(other: tuple[int, ...], one: tuple[int, ...]) -> bool:
     """Whether another moment keeps as much of every chunk, and more of some."""
-    return other != one and all(a >= b for a, b in zip(other, one, strict=True))
+    return other != one and all(map(ge, other, one))
 
 
 def layers_of_stage(layers: int, plan: Plan, stage: int, chunk: int = 0) -> tuple[int, int]:

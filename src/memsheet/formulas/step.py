@@ -98,6 +98,8 @@ def account_training_step(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     """
     by_alike_rows(plan, lambda own: check_modelled(rank.whole, own, engine), lambda *_: None)
     plan = model_code(engine.layers).of_rank(plan)
+    # the allocator's own settings, of which tensors know nothing
+    plan = replace(plan, expandable_segments=False) if plan.expandable_segments else plan
     bags, kept = _peaks_of_step(rank, plan, engine)
     if plan.routing is None or not depends_on_routing(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)
@@ -188,7 +190,7 @@ def _equal_microbatch_peaks(rank: Rank, plan: Plan, engine: Engine, states: Resi
 
 StepsOfRank = tuple[list[Step], ResidentState, "Captured | None"]
 """A step of each chunk of a rank, what the engine keeps around them, and what its CUDA graphs hold."""
-_recent_steps: tuple[tuple[Rank, Plan, Engine, StepsOfRank], ...] = ()
+_recent_steps: tuple[tuple[int, Rank, Plan, Engine, StepsOfRank], ...] = ()
 MOST_STEPS = 4
 
 
@@ -197,10 +199,10 @@ def _steps_of_rank(rank: Rank, plan: Plan, engine: Engine, states: ResidentState
     that have the same layers differ: those of the last ranks are kept.
     """
     global _recent_steps  # noqa: PLW0603 - one value, replaced as a whole
-    anywhere = not (engine.whole_in_pipelines or plan.cuda_graphs)
-    for known, of, by, found in _recent_steps:
+    number, anywhere = _number_of_single(rank, plan), not (engine.whole_in_pipelines or plan.cuda_graphs)
+    for told, known, of, by, found in _recent_steps if number is not None else ():
         alike = known.model is rank.model and (anywhere or known.stage == rank.stage)
-        if alike and of is plan and by is engine and known.chunks == rank.chunks:
+        if alike and told == number and of == plan and by is engine and known.chunks == rank.chunks:
             return found
     walks, kept = _chunk_walks_and_states(rank, plan, engine, states)
     kept = with_outliers(kept, walks, rank.model, plan)
@@ -210,8 +212,9 @@ def _steps_of_rank(rank: Rank, plan: Plan, engine: Engine, states: ResidentState
     graphs = code.captured(code, rank.model, plan, rank.stage)
     kept = with_graphs(kept, walks, rank.model, graphs)
     steps = [_chunk_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
-    if _number_of_single(rank, plan) is not None:
-        _recent_steps = ((rank, plan, engine, (steps, kept, graphs)), *_recent_steps[: MOST_STEPS - 1])
+    if number is not None:
+        made = (number, rank, plan, engine, (steps, kept, graphs))
+        _recent_steps = (made, *_recent_steps[: MOST_STEPS - 1])
     return steps, kept, graphs
 
 

@@ -140,7 +140,7 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
         return (*items, *_pass_slack(accounted, role, items))
     late = how is Residency.PARAMETERS
     if not logits:
-        own = sheet.items
+        own = tuple(sheet.items)
         if role.weights_of:
             own = _without_weights(own, role)
             own = own if _has_pool(role) else _generated_items(accounted, role, stage, own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from memsheet.plan.engine import Engine
@@ -50,8 +51,7 @@ def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
 def _plain_name(spelled: Any) -> Any:
     """The plan's word for an optimizer by any of its names; what was written where it is none of them."""
     plain = str(spelled).lower().replace("-", "").replace("_", "")
-    known = {member.value.replace("_", ""): member.value for member in OptimizerName}
-    return OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))
+    return OPTIMIZER_ALIASES.get(plain, _plain_names().get(plain, spelled))
 
 
 def asks_bitsandbytes(request: Mapping[str, Any]) -> bool:
@@ -78,6 +78,11 @@ def _refuse_bitsandbytes(gaps: RequestResolver, engine: Engine) -> None:
         f"{other}{copies}",
         refused=True,
     )
+
+
+@cache
+def _plain_names() -> dict[str, str]:
+    return {member.value.replace("_", ""): member.value for member in OptimizerName}
 
 
 _TORCH = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)

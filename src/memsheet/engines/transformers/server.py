@@ -373,7 +373,7 @@ def facts(
         "max_sequences": {},
     }
     if plan.speculative is not None:
-        found["speculative"] = assistant_facts(asked, plan, sheets[-1].items)
+        found["speculative"] = assistant_facts(asked, plan, tuple(sheets[-1].items))
     if cluster is None or plan.serving.phase == "load":
         return found
     lengths = sorted({*(n for n in LENGTHS if n <= (spec.max_positions or full)), full} - {0})

@@ -15,7 +15,12 @@ Real = Any
 """A float for one plan, a float64 array for a stratum of plans."""
 
 
+PLAIN = frozenset({int, float})
+
+
 def larger(a: Real, b: Real) -> Real:
+    if type(a) in PLAIN and type(b) in PLAIN:
+        return max(a, b)
     of = a if is_array(a) else b
     if not is_array(of):
         return maximum(a, b) if isinstance(a, Term) or isinstance(b, Term) else max(a, b)
@@ -23,6 +28,8 @@ def larger(a: Real, b: Real) -> Real:
 
 
 def smaller(a: Real, b: Real) -> Real:
+    if type(a) in PLAIN and type(b) in PLAIN:
+        return min(b, a)
     of = a if is_array(a) else b
     if not is_array(of):
         return minimum(a, b) if isinstance(a, Term) or isinstance(b, Term) else min(b, a)
