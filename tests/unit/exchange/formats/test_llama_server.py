@@ -9,6 +9,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
+from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import written_request
@@ -428,6 +429,54 @@ def test_every_request_of_ollama_has_the_context(
     held = plan.cache.kv_dtype
     assert held is not None
     assert (plan.serving.max_sequences, plan.serving.max_model_len, held.name) == serving
+
+
+OLLAMA_SERVERS = {
+    "serve.sh": "export OLLAMA_NUM_PARALLEL=4\nexport OLLAMA_CONTEXT_LENGTH=8192 OLLAMA_KV_CACHE_TYPE=q8_0\nollama serve\n",
+    "start.sh": (
+        "docker run -d --gpus=all -e OLLAMA_NUM_PARALLEL=4 -e OLLAMA_CONTEXT_LENGTH=8192 --env=OLLAMA_KV_CACHE_TYPE=q8_0 "
+        "-v ollama:/root/.ollama ollama/ollama\n"
+    ),
+    "compose.yaml": (
+        "services:\n  llm:\n    image: ollama/ollama:0.12.0\n    environment:\n      OLLAMA_NUM_PARALLEL: 4\n"
+        "      OLLAMA_CONTEXT_LENGTH: 8192\n      OLLAMA_KV_CACHE_TYPE: q8_0\n"
+    ),
+    "override.conf": (
+        '[Service]\nEnvironment="OLLAMA_NUM_PARALLEL=4"\nEnvironment="OLLAMA_CONTEXT_LENGTH=8192"\n'
+        'Environment="OLLAMA_KV_CACHE_TYPE=q8_0"\n'
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLLAMA_SERVERS)
+def test_a_server_of_ollama_is_told_by_its_environment(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(OLLAMA_SERVERS[name])
+    found = memsheet.check(tmp_path / name, model="qwen3:14b", gpus="1xRTX4090")
+    assert found.answer is not None, found.why_not
+    plan = found.answer.plan
+    assert (plan.serving.max_sequences, plan.serving.max_model_len) == (4, 4 * 8192)
+    assert plan.cache.kv_dtype is not None
+    assert plan.cache.kv_dtype.name == "gguf:Q8_0"
+
+
+def test_a_server_of_ollama_without_a_model_asks_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "serve.sh").write_text("ollama serve\n")
+    main(["check", str(tmp_path / "serve.sh"), "--gpus", "1xRTX4090"])
+    assert "no model is named: --model" in capsys.readouterr().out
+
+
+def test_a_context_that_sequences_divide_is_not_longer_than_the_model_was_made_for() -> None:
+    def notes(**options: Any) -> str:
+        found = memsheet.infer(
+            "qwen3-14b", engine="llama.cpp", gpus="1xH100-80GB", max_model_len=131072, **options
+        )
+        return " ".join(found.notes)
+
+    assert "beyond the 40,960" in notes()
+    assert "beyond the 40,960" not in notes(sequences=4)
+    assert "beyond the 40,960" in notes(sequences=4, kv_unified=True)
 
 
 def test_scores_are_written_out_where_ollama_has_no_flash_attention(tmp_path: Path) -> None:
