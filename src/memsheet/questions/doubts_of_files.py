@@ -12,6 +12,7 @@ from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, FoundMistake, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, requested_host_memory
 from memsheet.exchange.mistakes.case import TRAINERS
+from memsheet.exchange.mistakes.pods import POD_HOST_MEMORY, container_memory
 from memsheet.exchange.shared.file_format import EVERYTHING, MORE, FileReading, Moved
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
@@ -168,7 +169,7 @@ def with_changes_in_host_memory(
     """The answer with changes that the host memory that a batch script asks for holds; where none is found,
     with what they need besides. ``ask``: the same question where a node has so many bytes.
     """
-    given = requested_host_memory(reads)
+    given = _host_memory_given(reads)
     if given is None or answer is None or answer.verdict is None or answer.cluster is None:
         return answer
     fix, ranks = answer.verdict.cheapest_fix, answer.cluster.per_node
@@ -183,12 +184,17 @@ def with_changes_in_host_memory(
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=found), ways_to_fit=ways)
 
 
+def _host_memory_given(reads: Mapping[str, FileReading]) -> int | None:
+    """Bytes of a node's memory that files ask for, or that a container is given."""
+    return min(filter(None, (requested_host_memory(reads), container_memory(reads))), default=None)
+
+
 def with_host_short(
     answer: Answer | None, reads: Mapping[str, FileReading], mistakes: tuple[tuple[Rule, FoundMistake], ...]
 ) -> Answer | None:
     """The answer with what a batch script asks for too little of a node's host memory."""
-    given = requested_host_memory(reads)
-    found = any(rule.id == HOST_MEMORY for rule, _ in mistakes)
+    given = _host_memory_given(reads)
+    found = any(rule.id in (HOST_MEMORY, POD_HOST_MEMORY) for rule, _ in mistakes)
     if not found or given is None or answer is None or answer.verdict is None or answer.cluster is None:
         return answer
     need = max(int(sheet.host_bytes) for sheet in answer.sheets) * answer.cluster.per_node
@@ -275,11 +281,11 @@ def host_memory_doubt(mistakes: tuple[tuple[Rule, FoundMistake], ...], answer: A
     """Whether a batch script asks for as much host memory as what is offloaded takes: less is enforced on
     some clusters alone.
     """
-    short = next((found.where for rule, found in mistakes if rule.id == HOST_MEMORY), "")
+    short = next((found.where for rule, found in mistakes if rule.id in (HOST_MEMORY, POD_HOST_MEMORY)), "")
     if not short or answer is None or answer.verdict is None:
         return Doubt("")
     device = answer.verdict.device
-    words = f"what is offloaded takes more host memory than {short} asks for"
+    words = f"what lies on the host takes more host memory than {short} allows"
     return Doubt(words, int(device.low), int(device.high))
 
 
