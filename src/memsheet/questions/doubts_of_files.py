@@ -38,6 +38,7 @@ from memsheet.exchange.verdict_doubts import (
     stored_as,
     tower_parameters,
 )
+from memsheet.formulas.serving.drafts import PREFIX
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
@@ -110,6 +111,11 @@ def moved_bytes(reads: Mapping[str, FileReading], answer: Answer | None) -> tupl
         "@parameters": parameter_count(answer.model),
         "@ranks": answer.cluster.count if answer.cluster else 1,
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
+        "@draft": sum(
+            int(item.largest.high)
+            for item in worst_sheet(answer.sheets).items
+            if item.path.startswith(PREFIX)
+        ),
         "@passing": int(answer.verdict.device.high) - resting_states(answer) if answer.verdict else 0,
         "@saved": int(worst_sheet(answer.sheets).of(Component.SAVED_ACTIVATIONS).low),
         "@dequantized": _dequantized_bytes(worst_sheet(answer.sheets)),
