@@ -353,7 +353,12 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser], server: str =
         else ()
     )
     others = (*others, *first.left_out, *([TRAINS_TOO] if TRAINING.search(text) else ()))
-    return replace(found, unmodelled=(*found.unmodelled, *others), assumed=(*found.assumed, *first.remarks))
+    return replace(
+        found,
+        container=first.container,
+        unmodelled=(*found.unmodelled, *others),
+        assumed=(*found.assumed, *first.remarks),
+    )
 
 
 def _training_beside(
@@ -502,6 +507,7 @@ def as_released(found: FileReading, version: Any) -> FileReading:
         assumed=(*again.assumed, *beside),
         unmodelled=(*again.unmodelled, *more),
         release=str(version),
+        container=found.container,
     )
 
 
@@ -530,7 +536,8 @@ def as_stored(found: FileReading, dtype: str | None) -> FileReading:
     )
     again = read_format_values(found.form, {**found.values, found.form.stored: taken})
     left = tuple(one for one in found.assumed if not one.startswith(f"{found.form.stored} = {AUTO}"))
-    return replace(again, release=found.release, assumed=(*left, f"dtype = {taken}: {why}"))
+    told = (*left, f"dtype = {taken}: {why}")
+    return replace(again, release=found.release, container=found.container, assumed=told)
 
 
 def in_sixteen_bits(found: FileReading) -> Mapping[str, Any]:

@@ -36,7 +36,8 @@ def as_card_answers(found: FileReading, *, bf16: bool | None) -> FileReading:
     again = read_format_values(found.form, _in_fp16(found.values))
     told = "the script asks its card for bf16, which the named one has not: fp16"
     beside = found.assumed[len(read_format_values(found.form, found.values).assumed) :]
-    return replace(again, release=found.release, assumed=(*again.assumed, *beside, told))
+    assumed = (*again.assumed, *beside, told)
+    return replace(again, release=found.release, container=found.container, assumed=assumed)
 
 
 def with_kernels_of_card(

@@ -143,12 +143,19 @@ def _check_key(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
             yield Problem(field=key, value=value, reason=reason, hint=hint)
 
 
+READ_AS_COMMANDS = {
+    "tgi": "text-generation-launcher --model-id MODEL", "text-generation-inference": "text-generation-launcher --model-id MODEL",
+    "tensorrt-llm": "trtllm-serve MODEL", "trtllm": "trtllm-serve MODEL", "lmdeploy": "lmdeploy serve api_server MODEL",
+}  # fmt: skip
+"""Servers that are no engine of a plan, and how their commands begin."""
 EIGHT_BITS = ("fp8", "mxfp8", "float8")
 
 
 def _nearest_choice_hint(value: Any, choices: tuple[str, ...]) -> str:
     if choices == PRECISIONS and value in EIGHT_BITS:
         return "products in eight bits are --fp8, beside the precision"
+    if choices == KNOWN_NAMES and (command := READ_AS_COMMANDS.get(str(value).lower())):
+        return f"its command is read, accounted as another's: memsheet check -- {command}"
     near = nearest_words(
         printable_line(value), choices, n=1, cutoff=0.7
     )  # an engine is not another whose name ends alike; fp32-autocast is near to fp16-autocast

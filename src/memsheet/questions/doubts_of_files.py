@@ -12,6 +12,7 @@ from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, FoundMistake, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, requested_host_memory
 from memsheet.exchange.mistakes.case import ENGINE_REFUSES, TRAINERS
+from memsheet.exchange.mistakes.pods import POD_HOST_MEMORY, container_memory
 from memsheet.exchange.shared.file_format import EVERYTHING, MORE, FileReading, Moved
 from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
@@ -37,6 +38,7 @@ from memsheet.exchange.verdict_doubts import (
     stored_as,
     tower_parameters,
 )
+from memsheet.formulas.serving.drafts import PREFIX
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
@@ -109,6 +111,11 @@ def moved_bytes(reads: Mapping[str, FileReading], answer: Answer | None) -> tupl
         "@parameters": parameter_count(answer.model),
         "@ranks": answer.cluster.count if answer.cluster else 1,
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
+        "@draft": sum(
+            int(item.largest.high)
+            for item in worst_sheet(answer.sheets).items
+            if item.path.startswith(PREFIX)
+        ),
         "@passing": int(answer.verdict.device.high) - resting_states(answer) if answer.verdict else 0,
         "@saved": int(worst_sheet(answer.sheets).of(Component.SAVED_ACTIVATIONS).low),
         "@dequantized": _dequantized_bytes(worst_sheet(answer.sheets)),
@@ -168,7 +175,7 @@ def with_changes_in_host_memory(
     """The answer with changes that the host memory that a batch script asks for holds; where none is found,
     with what they need besides. ``ask``: the same question where a node has so many bytes.
     """
-    given = requested_host_memory(reads)
+    given = _host_memory_given(reads)
     if given is None or answer is None or answer.verdict is None or answer.cluster is None:
         return answer
     fix, ranks = answer.verdict.cheapest_fix, answer.cluster.per_node
@@ -183,12 +190,17 @@ def with_changes_in_host_memory(
     return replace(answer, verdict=replace(answer.verdict, cheapest_fix=found), ways_to_fit=ways)
 
 
+def _host_memory_given(reads: Mapping[str, FileReading]) -> int | None:
+    """Bytes of a node's memory that files ask for, or that a container is given."""
+    return min(filter(None, (requested_host_memory(reads), container_memory(reads))), default=None)
+
+
 def with_host_short(
     answer: Answer | None, reads: Mapping[str, FileReading], mistakes: tuple[tuple[Rule, FoundMistake], ...]
 ) -> Answer | None:
     """The answer with what a batch script asks for too little of a node's host memory."""
-    given = requested_host_memory(reads)
-    found = any(rule.id == HOST_MEMORY for rule, _ in mistakes)
+    given = _host_memory_given(reads)
+    found = any(rule.id in (HOST_MEMORY, POD_HOST_MEMORY) for rule, _ in mistakes)
     if not found or given is None or answer is None or answer.verdict is None or answer.cluster is None:
         return answer
     need = max(int(sheet.host_bytes) for sheet in answer.sheets) * answer.cluster.per_node
@@ -288,11 +300,11 @@ def host_memory_doubt(mistakes: tuple[tuple[Rule, FoundMistake], ...], answer: A
     """Whether a batch script asks for as much host memory as what is offloaded takes: less is enforced on
     some clusters alone.
     """
-    short = next((found.where for rule, found in mistakes if rule.id == HOST_MEMORY), "")
+    short = next((found.where for rule, found in mistakes if rule.id in (HOST_MEMORY, POD_HOST_MEMORY)), "")
     if not short or answer is None or answer.verdict is None:
         return Doubt("")
     device = answer.verdict.device
-    words = f"what is offloaded takes more host memory than {short} asks for"
+    words = f"what lies on the host takes more host memory than {short} allows"
     return Doubt(words, int(device.low), int(device.high))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.errors import Problem
-from memsheet.plan.engine_registry import find_engine
+from memsheet.plan.engine_registry import engine_of, find_engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec
@@ -69,6 +69,9 @@ FLAGS = {"serving.max_model_len": "--max-model-len", "seq_len": "--seq-len", "co
 def length_notes(plan: Plan, model: ModelSpec) -> Iterator[str]:
     """What to know of a length that a server takes although the model was made for less."""
     most, tokens = derived_max_length(model), plan.serving.max_model_len
+    divided = engine_of(plan).serving.shares_length and not getattr(plan.options, "kv_unified", False)
+    if tokens is not None and divided:
+        tokens = -(-int(tokens) // int(plan.serving.max_sequences or 1))  # of one sequence
     if (
         not refuses_long_context(plan.engine, plan.engine_version)
         and most

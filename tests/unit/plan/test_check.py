@@ -53,3 +53,9 @@ def test_a_number_in_quotes_is_told_from_a_word() -> None:
     assert (one.reason, one.hint) == ("is not a whole number", "20 without quotes")
     (other,) = check_request({"adapter.prompt_length": "twenty"})
     assert other.hint == "for example 1"
+
+
+@pytest.mark.parametrize("engine", ["tgi", "TensorRT-LLM", "lmdeploy"])
+def test_a_server_that_is_no_engine_is_told_how_its_command_is_checked(engine: str) -> None:
+    (problem,) = check_request({"engine": engine})
+    assert "memsheet check -- " in problem.hint

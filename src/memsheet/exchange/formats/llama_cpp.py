@@ -51,6 +51,8 @@ WHOLE_DRAFT: Mapping[str, tuple[Any, ...]] = {
     "--n-cpu-moe-draft": (0,),
 }  # fmt: skip
 """With the values that the sheet is of: all layers on the cards, a cache in fp16 as long as the model's."""
+OFF_CARDS = frozenset({"--spec-draft-ngl", "--cpu-moe-draft", "--n-cpu-moe-draft"})
+"""Flags that take a part of the draft off the cards."""
 DRAFTED = "--spec-draft-n-max"
 """A second model that drafts, and where it lies: weights, a cache and a compute buffer of its own."""
 _NAMED_ALIKE = (
@@ -187,14 +189,14 @@ def _read_context_size(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _moved_by_defaults(values: Values, asked: Values) -> Iterable[Moved]:
-    if any(values.get(at) for at in DRAFT):
-        for at in (
-            at for at in OF_DRAFT - DRAFT if values.get(at) not in (None, False, *WHOLE_DRAFT.get(at, ()))
-        ):
+    held = int(asked.get("@draft") or 0)
+    for at in OF_DRAFT - DRAFT if any(values.get(at) for at in DRAFT) else ():
+        if values.get(at) not in (None, False, *WHOLE_DRAFT.get(at, ())):
             why = (
                 f"{at} {values[at]}: the sheet is of a draft whole on the cards, with a cache as long in fp16"
             )
-            yield Moved(at=at, why=why, low_bytes=-EVERYTHING, high_bytes=EVERYTHING)
+            most = EVERYTHING if at == "--ctx-size-draft" else 0 if at in OFF_CARDS else held
+            yield Moved(at=at, why=why, low_bytes=-held, high_bytes=most)
     if values.get(PROJECTOR) is True and asked.get("@towers"):
         why = "the repository's projector is loaded, too, and is not in the sheet: --no-mmproj leaves it out"
         yield Moved(at=PROJECTOR, why=why, low_bytes=0, high_bytes=EVERYTHING)

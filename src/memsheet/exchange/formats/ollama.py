@@ -11,7 +11,12 @@ from typing import Any
 from memsheet.exchange.shared.file_format import EVERYTHING, Format, Key, Moved, Values
 from memsheet.exchange.shared.gguf_names import OF_THE_FILE, cache_dtype_of, gguf_model_name, plan_file_name
 from memsheet.exchange.shared.serve_command import BESIDE, parse_human_number
-from memsheet.exchange.shared.serve_script import script_lines, split_line_commands
+from memsheet.exchange.shared.serve_script import (
+    IMAGES,
+    script_lines,
+    server_flags_index,
+    split_line_commands,
+)
 from memsheet.patterns import late_pattern
 from memsheet.units import GIB, format_bytes
 
@@ -71,13 +76,16 @@ _ONE_AT_A_TIME = (
 """
 
 
-def _parse_run_command(text: str) -> Mapping[str, Any]:
-    """``ollama run NAME`` in a script or a line, the first of them, with what the environment says before it
-    (cmd/cmd.go, RunHandler); its further words are a prompt.
+def _parse_command(text: str) -> Mapping[str, Any]:
+    """``ollama run NAME`` in a script or a line, the first of them, with what the environment says before
+    it (cmd/cmd.go, RunHandler; its further words are a prompt); else the server alone, which is told its
+    model by whoever asks: ``ollama serve``, a container of its image, or a unit of systemd with its
+    variables.
     """
-    said: dict[str, Any] = {}
+    said, served = dict[str, Any](), False
     for words in (part for line in script_lines(text) for part in split_line_commands(line)):
-        for word in words:
+        plain = [_BEFORE_VARIABLE.sub("", word) for word in words]
+        for word in plain:
             name, _, value = word.partition("=")
             if value and name in (LENGTH_VARIABLE, *_COUNTED, *_VARIABLES):
                 said[LENGTH if name == LENGTH_VARIABLE else name] = parse_human_number(value)
@@ -85,7 +93,15 @@ def _parse_run_command(text: str) -> Mapping[str, Any]:
         model = next((word for word in words[(at or 0) + 2 :] if not word.startswith("-")), None)
         if at is not None and model is not None:
             return {"FROM": model, LENGTH: NO_LENGTH, **said}
-    return {}
+        served |= server_flags_index(plain, (SERVE,), (IMAGES["ollama"],)) is not None
+    served |= bool(said) and _UNIT.search(text) is not None
+    return {"FROM": None, LENGTH: NO_LENGTH, **said} if served else {}
+
+
+SERVE = ("ollama", "serve")
+_BEFORE_VARIABLE = late_pattern(r"^(?:--env=|-e=?(?=[A-Z])|Environment=|ExecStart=)")
+"""What stands before a variable in an option of a container's start, or in a line of a unit."""
+_UNIT = late_pattern(r"^\[Service\]\s*$", re.MULTILINE)
 
 
 def _outside_quotes(text: str) -> Iterable[str]:
@@ -163,5 +179,5 @@ mirostat_tau num_thread num_keep tfs_z penalize_newline numa use_mmap use_mlock 
 FORMAT = Format(
     name="ollama", file="Modelfile", kind="text", tested=VERSION, engines=("llama.cpp",), keys=KEYS, marks=frozenset({"FROM"}), beside=BESIDE | OF_THE_FILE | {"serving.logical_batch"}, differs={"@model": "a file of that model, in the plan's types"},
     known=frozenset(_KNOWN.split()), unmodelled={"ADAPTER": (), "main_gpu": (0,), "draft_num_predict": (0,), **_VARIABLES},
-    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_moved_by_runner, by_cards=_length_by_cards, compose=_compose_modelfile, parse=_parse_modelfile, also=_parse_run_command,
+    said={"task": "infer", "engine": "llama.cpp", **SERVER_DEFAULTS}, moves=_moved_by_runner, by_cards=_length_by_cards, compose=_compose_modelfile, parse=_parse_modelfile, also=_parse_command,
 )  # fmt: skip

@@ -22,7 +22,7 @@ TRAINING = (
     "files", "batch_scripts", "values", "plans", "zero", "megatron", "trainer", "shape", "scripts", "loops",
 )  # fmt: skip
 """Modules of this folder whose rules are of training."""
-SERVED = ("files", "values", "serving", "stored")
+SERVED = ("files", "values", "serving", "stored", "pods")
 """Those of a server's command."""
 SHARE_WORTH_TELLING = 20
 """A cure is told where it frees at least one in so many bytes of a rank."""

@@ -263,6 +263,19 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """What a container has of its node. ``host_bytes``: of memory that it may take, None where no limit is
+    said; ``small_shm``: whether its /dev/shm is the runtime's own. ``memory_at``, ``shm_at``: where a file
+    says them.
+    """
+
+    host_bytes: int | None = None
+    small_shm: bool = False
+    memory_at: str = "resources.limits.memory"
+    shm_at: str = "volumes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileReading:
     """What a file says. ``ignored``: known and without bytes; ``unmodelled``: with bytes that nobody
     accounts.
@@ -283,6 +296,7 @@ class FileReading:
     release: str = ""  # of the program that reads it, where the file, a flag or a requirement says one
     shipped: bool = False  # whether it stands for a file that is named and lies nowhere
     guessed: bool = False  # whether that is of its name alone, and not as a project has it
+    container: Container | None = None  # in which its program runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memsheet.exchange.shared.file_format import Container
 from memsheet.frozen import dataclass, replace
 
 GPU = "nvidia.com/gpu"
@@ -21,7 +22,7 @@ class NamedServer:
     """``gpus``: cards that are given to it alone, None where nobody said; ``at``: where the file says it.
     ``together``: others of the file may run on the same cards at the same time; ``cards``: those that are
     named for it, by their numbers; ``after``: servers that are up before it starts. ``left_out``: what the
-    file changes of the server beside its command, by key, which no sheet has.
+    file changes of the server beside its command, by key, which no sheet has. ``container``: what it runs in.
     """
 
     name: str
@@ -33,6 +34,7 @@ class NamedServer:
     left_out: tuple[tuple[str, str], ...] = ()
     cards: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    container: Container | None = None
 
 
 def joined_script(servers: tuple[NamedServer, ...]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from memsheet.exchange.shared.file_format import Container
 from memsheet.exchange.shared.named_server import BESIDE_RUNTIME, DEVICES, NamedServer
 from memsheet.exchange.shared.serve_pods import command_line, starts_a_server, tree_of
 from memsheet.guard import parse_yaml
@@ -44,6 +45,7 @@ def compose_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> l
             together=not named,
             cards=one["cards"],
             after=_healthy_before(at, held),
+            container=_service_limits(held[at]),
         )
         for at, one in started.items()
     ]
@@ -63,6 +65,29 @@ def _service_container(service: Mapping[str, Any]) -> dict[str, Any]:
         "env": list(_service_env_entries(service.get("environment"))), "gpus": _reserved_gpu_count(service),
         "runtime": service.get("runtime") == "nvidia", "cards": _named_card_numbers(service),
     }  # fmt: skip
+
+
+_SIZE = late_pattern(r"(\d{1,15}(?:\.\d{1,6})?)\s*([bkmg]?)b?", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+SHM = "/dev/shm"  # noqa: S108
+
+
+def _service_limits(service: Mapping[str, Any]) -> Container:
+    """What a service's container has of its node (docs.docker.com/reference/compose-file/services: mem_limit,
+    shm_size, ipc; deploy: resources.limits.memory).
+    """
+    node: Any = service.get("deploy")
+    for key in ("resources", "limits", "memory"):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    at = "mem_limit" if node is None else "deploy.resources.limits.memory"
+    told = _SIZE.fullmatch(str(service.get("mem_limit") if node is None else node))
+    mounted = SHM in str(service.get("volumes")) or SHM in str(service.get("tmpfs"))
+    return Container(
+        host_bytes=int(float(told[1]) * _UNITS[told[2].lower()]) if told else None,
+        small_shm=not mounted and "shm_size" not in service and not service.get("ipc"),
+        memory_at=at,
+        shm_at="shm_size",
+    )
 
 
 def _shell_words(value: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import input_error
+from memsheet.exchange.shared.file_format import Container
 from memsheet.exchange.shared.named_server import FOREIGN, GPU, NO_SERVER, NamedServer
 from memsheet.exchange.shared.serve_script import (
     ALONE,
@@ -65,13 +66,16 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
             foreign += [] if kind in JOBS else [f"{kind} of {tree['apiVersion']}"[:MOST_NAMED]]
             continue
         seen.append(kind)
-        size = _group_size(tree) if kind == GROUP else None
+        size, shares = _group_size(tree) if kind == GROUP else None, "hostIPC" in str(tree)
         own = [
             NamedServer(
                 _object_name(tree),
                 f"export {GROUP_SIZE}={size}\n{line}" if size else line,
                 gpus * (size or 1) if (gpus := container_gpu_limit(held)) else gpus,
                 together=gpus is None,
+                container=Container(
+                    host_bytes=container_memory_limit(held), small_shm=not shares and not _mounts_shm(held)
+                ),
             )
             for held in (with_config_values(one, maps) for one in pod_containers(tree))
             if (line := command_line(held)) and starts_a_server(line)
@@ -232,6 +236,33 @@ def starts_a_server(text: str) -> bool:
         server_flags_index(part, LAUNCHES, ALONE) is not None
         for line in script_lines(text)
         for part in split_line_commands(line)
+    )
+
+
+SHM = "/dev/shm"  # noqa: S108
+
+
+def container_memory_limit(container: Mapping[str, Any]) -> int | None:
+    """Bytes of the limit of memory, above which a container is stopped; None where none is said
+    (kubernetes.io/docs/concepts/configuration/manage-resources-containers, Memory units).
+    """
+    limits = _inner(_inner(container, "resources"), "limits")
+    told = _QUANTITY.fullmatch(str(limits.get("memory", "")))
+    return int(float(told[1]) * _UNITS[told[2]]) if told else None
+
+
+_QUANTITY = late_pattern(r"(\d{1,15}(?:\.\d{1,6})?)(|k|M|G|T|Ki|Mi|Gi|Ti)")
+_UNITS = {
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+
+
+def _mounts_shm(container: Mapping[str, Any]) -> bool:
+    mounts = container.get("volumeMounts")
+    return any(
+        str(one.get("mountPath")).rstrip("/") == SHM
+        for one in (mounts if isinstance(mounts, list) else ())
+        if isinstance(one, Mapping)
     )
 
 

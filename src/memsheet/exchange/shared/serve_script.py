@@ -47,7 +47,7 @@ LAUNCHES = (
     ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
     ("llama-server",), ("llama-cli",), ("trtllm-serve", "serve"), ("trtllm-serve",), ("text-generation-launcher",), ("python", "-m", "dynamo.vllm"),
     ("python", "-m", "dynamo.sglang"), ("python", "-m", "dynamo.trtllm"),
-    ("text-embeddings-router",), ("lmdeploy", "serve", "api_server"), ("lmdeploy", "chat"),
+    ("text-embeddings-router",), ("lmdeploy", "serve", "api_server"), ("lmdeploy", "chat"), ("ollama", "serve"),
 )  # fmt: skip
 """Every server's that is looked for, so that one beside the one that is read is seen."""
 _BUILD = late_pattern(r"(?:-[0-9a-z]+)?(?:\.exe)?")
@@ -63,9 +63,9 @@ NAMES_A_MODEL = frozenset({"-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "
 """Flags by which a program of one word is told its model."""
 IMAGES = {
     "vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang", "llama.cpp": "ghcr.io/ggml-org/llama.cpp", "tensorrt-llm": "nvcr.io/nvidia/tensorrt-llm/release",
-    "tgi": "ghcr.io/huggingface/text-generation-inference", "lmdeploy": "openmmlab/lmdeploy", "tei": "ghcr.io/huggingface/text-embeddings-inference",
+    "tgi": "ghcr.io/huggingface/text-generation-inference", "lmdeploy": "openmmlab/lmdeploy", "tei": "ghcr.io/huggingface/text-embeddings-inference", "ollama": "ollama/ollama",
 }  # fmt: skip
-ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"], IMAGES["tei"])
+ALONE = (IMAGES["vllm"], IMAGES["llama.cpp"], IMAGES["tgi"], IMAGES["tei"], IMAGES["ollama"])
 """Images that take the flags alone."""
 COPIED = late_pattern(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w.:-]*$")
 """Copies of images that clouds keep under names of their own."""

@@ -9,6 +9,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
+from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import written_request
@@ -380,14 +381,20 @@ def test_a_draft_that_is_bundled_is_accounted_in_its_own_types(draft: str, tmp_p
     assert not open_small
 
 
-@pytest.mark.parametrize("flag", ["-ngld 4", "-ctkd q8_0", "-cd 4096", "--cpu-moe-draft"])
-def test_a_draft_that_lies_otherwise_leaves_the_answer_open(flag: str, tmp_path: Path) -> None:
-    line = f"{DRAFTED_FOR} -md Qwen2.5-0.5B-Instruct-Q8_0.gguf {flag}"
-    (tmp_path / "serve.sh").write_text(f"{line}\n")
+@pytest.mark.parametrize(
+    ("flag", "sure"),
+    [("-ngld 4", True), ("-ctkd q8_0", True), ("--cpu-moe-draft", True), ("-cd 4096", False)],
+)
+def test_a_draft_that_lies_otherwise_changes_no_more_than_its_own_bytes(
+    flag: str, sure: bool, tmp_path: Path
+) -> None:
+    """Another length of its own may be any."""
+    (tmp_path / "serve.sh").write_text(f"{DRAFTED_FOR} -md Qwen2.5-0.5B-Instruct-Q8_0.gguf {flag}\n")
     found = memsheet.check(tmp_path / "serve.sh", gpus="1xL40S")
     assert found.answer is not None
     assert found.answer.verdict is not None
-    assert found.answer.verdict.result is Result.UNCERTAIN
+    assert (found.answer.verdict.result is Result.FITS) is sure
+    assert any(moved.at.endswith(("draft", "ngl", "type-k")) for moved in found.moved)
 
 
 def test_a_format_of_gguf_is_the_one_that_a_name_says(tmp_path: Path) -> None:
@@ -428,6 +435,54 @@ def test_every_request_of_ollama_has_the_context(
     held = plan.cache.kv_dtype
     assert held is not None
     assert (plan.serving.max_sequences, plan.serving.max_model_len, held.name) == serving
+
+
+OLLAMA_SERVERS = {
+    "serve.sh": "export OLLAMA_NUM_PARALLEL=4\nexport OLLAMA_CONTEXT_LENGTH=8192 OLLAMA_KV_CACHE_TYPE=q8_0\nollama serve\n",
+    "start.sh": (
+        "docker run -d --gpus=all -e OLLAMA_NUM_PARALLEL=4 -e OLLAMA_CONTEXT_LENGTH=8192 --env=OLLAMA_KV_CACHE_TYPE=q8_0 "
+        "-v ollama:/root/.ollama ollama/ollama\n"
+    ),
+    "compose.yaml": (
+        "services:\n  llm:\n    image: ollama/ollama:0.12.0\n    environment:\n      OLLAMA_NUM_PARALLEL: 4\n"
+        "      OLLAMA_CONTEXT_LENGTH: 8192\n      OLLAMA_KV_CACHE_TYPE: q8_0\n"
+    ),
+    "override.conf": (
+        '[Service]\nEnvironment="OLLAMA_NUM_PARALLEL=4"\nEnvironment="OLLAMA_CONTEXT_LENGTH=8192"\n'
+        'Environment="OLLAMA_KV_CACHE_TYPE=q8_0"\n'
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLLAMA_SERVERS)
+def test_a_server_of_ollama_is_told_by_its_environment(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(OLLAMA_SERVERS[name])
+    found = memsheet.check(tmp_path / name, model="qwen3:14b", gpus="1xRTX4090")
+    assert found.answer is not None, found.why_not
+    plan = found.answer.plan
+    assert (plan.serving.max_sequences, plan.serving.max_model_len) == (4, 4 * 8192)
+    assert plan.cache.kv_dtype is not None
+    assert plan.cache.kv_dtype.name == "gguf:Q8_0"
+
+
+def test_a_server_of_ollama_without_a_model_asks_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "serve.sh").write_text("ollama serve\n")
+    main(["check", str(tmp_path / "serve.sh"), "--gpus", "1xRTX4090"])
+    assert "no model is named: --model" in capsys.readouterr().out
+
+
+def test_a_context_that_sequences_divide_is_not_longer_than_the_model_was_made_for() -> None:
+    def notes(**options: Any) -> str:
+        found = memsheet.infer(
+            "qwen3-14b", engine="llama.cpp", gpus="1xH100-80GB", max_model_len=131072, **options
+        )
+        return " ".join(found.notes)
+
+    assert "beyond the 40,960" in notes()
+    assert "beyond the 40,960" not in notes(sequences=4)
+    assert "beyond the 40,960" in notes(sequences=4, kv_unified=True)
 
 
 def test_scores_are_written_out_where_ollama_has_no_flash_attention(tmp_path: Path) -> None:
