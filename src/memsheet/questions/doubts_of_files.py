@@ -106,6 +106,7 @@ def moved_bytes(reads: Mapping[str, FileReading], answer: Answer | None) -> tupl
         "@parameters_of": _parameters_of_name,
         "@towers": len(answer.model.towers),
         "@tower_parameters": tower_parameters(answer.model),
+        "@tower_states": _tower_state_range(answer),
         "@parameters": parameter_count(answer.model),
         "@ranks": answer.cluster.count if answer.cluster else 1,
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
@@ -126,6 +127,23 @@ def moved_bytes(reads: Mapping[str, FileReading], answer: Answer | None) -> tupl
     )
     told = tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
     return (*told, *spread_moves(reads, answer))
+
+
+STATES_AT_REST = (Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATES)
+
+
+def _tower_state_range(answer: Answer) -> tuple[int, int]:
+    """Bytes of a rank's gradients and optimizer states that are of towers' parameters, of which it has as
+    many each as of others': without the gradients, which are not there at every moment, and with them.
+    Nothing is sure of states that a sheet is not sure of.
+    """
+    sheet, tower = worst_sheet(answer.sheets), tower_parameters(answer.model)
+    if not tower or answer.plan.adapter is not None:
+        return 0, 0
+    resting, gradients = sheet.of(*STATES_AT_REST), sheet.states.get(Component.GRADIENTS)
+    most = int(resting.high) + (int(gradients.high) if gradients else 0)
+    sure = int(resting.low) if resting.low == resting.high else 0
+    return tower * sure // parameter_count(answer.model), -(-tower * most // parameter_count(answer.model))
 
 
 def _dequantized_bytes(sheet: Sheet) -> int:

@@ -24,6 +24,7 @@ from memsheet.exchange.shared.file_format import (
     plan_word,
     precision_word,
 )
+from memsheet.exchange.shared.frozen_towers import FROZEN_TOWER
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import gathered_moves
 from memsheet.exchange.shared.own_settings import own_settings
@@ -611,7 +612,7 @@ FORMAT: Format = Format(
         f"{SCRIPT}.{RELEASE_DEFAULTS}", f"{SCRIPT}.{OLDER_WORDS}", "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", *(f"{PARALLEL}.{name}" for name in ("class", "cp_backend", "sp_backend", "cp_handler.class", "sp_handler.*")), f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(
+        "gradient_checkpointing_kwargs.*", *(f"{PARALLEL}.{name}" for name in ("class", "cp_backend", "sp_backend", "cp_handler.class", "sp_handler.*")), f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{FROZEN_TOWER}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(
             f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
         ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",
