@@ -1,5 +1,5 @@
-"""A tower of pictures or sound that a script switches off beside a model that trains otherwise whole, and what
-its sheet, of one that trains whole, has of it.
+"""A tower of pictures or sound that a script switches off beside a model that trains otherwise whole, and
+what its sheet, of one that trains whole, has of it.
 """
 
 from __future__ import annotations
