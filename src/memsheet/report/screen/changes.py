@@ -69,7 +69,8 @@ def _fits_as_known(verdict: Verdict, answer: Answer) -> bool:
     """Whether the sheet itself fits, beside which its files leave something open."""
     room = budget_of(answer.cluster).low_bytes if answer.cluster else 0
     known = bool(answer.sheets) and worst_sheet(answer.sheets).device.high <= room
-    return known and verdict.result is Result.UNCERTAIN and not verdict.host_short_bytes
+    expected = verdict.headroom_bytes >= 0 and not verdict.host_short_bytes
+    return known and expected and verdict.result is Result.UNCERTAIN
 
 
 def room_lines(answer: Answer, look: Look) -> list[str]:
