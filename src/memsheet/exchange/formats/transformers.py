@@ -449,7 +449,7 @@ KEYS = (
     Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=_read_prepared, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),
     Key(at=f"{SCRIPT}.offload", says="offload.activations", out=lambda _: None, source="unslothai/unsloth 015bdef unsloth/models/_utils.py:376"),
     Key(
-        at="use_liger_kernel", out=lambda _: None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,
+        at="use_liger_kernel", out=lambda a: True if a.get("loss") == "fused" else None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,
         source="training_args.py:374; linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py: fused_linear_cross_entropy",
     ),
     Key(at=f"{SCRIPT}.fused", out=lambda _: None, back=lambda *_: {"loss": "fused"}, source="linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py"),
