@@ -61,7 +61,7 @@ _VLLM, _SGLANG, _LLAMA, _MEGATRON, _DEEPSPEED = (
 
 # whose, key, task, engines: words, exactly that key under another name
 _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
-    ("transformers", "microbatch", TRAIN, (), "per-device-train-batch-size per-device-batch-size per-gpu-train-batch-size device-batch-size batch-size"),
+    ("transformers", "microbatch", TRAIN, (), "per-device-train-batch-size per-device-batch-size per-gpu-train-batch-size device-batch-size batch-size local-batch-size"),
     ("megatron", "microbatch", TRAIN, (), "micro-batch-size train-micro-batch-size-per-gpu device-train-microbatch-size"),
     ("megatron", "global_batch", TRAIN, (), "global-batch-size train-batch-size global-train-batch-size"),
     ("transformers", "@accumulation", TRAIN, (), "gradient-accumulation-steps gradient-accumulation grad-accum-steps accumulate-grad-batches"),
@@ -166,11 +166,11 @@ _OTHERS: dict[str, Word] = {
         "transformers", _meaning_where_on({"precision.compute": "fp16"}, task=TRAIN), _meaning_where_on(DEEPSPEED_FP16, task=TRAIN, engines=_DEEPSPEED),
         Meaning(task=TRAIN, engines=_MEGATRON, refused=_HALF_REFUSED, hint="--bf16"), _meaning_where_on(SERVED_FP16, task=INFER),
     ),
-    "fp8": _switch_word(
+    **dict.fromkeys(("fp8", "float8"), _switch_word(
         "megatron", _meaning_where_on({"fp8.recipe": "delayed"}, task=TRAIN, engines=_MEGATRON), _meaning_where_on({"fp8.recipe": "tensorwise"}, task=TRAIN, engines=("torchtitan",)),
         _meaning_where_on({"quantization.weights": "fp8"}, task=INFER),
         Meaning(task=TRAIN, refused="is not modelled for this engine: products in eight bits", hint="--engine megatron or torchtitan"),
-    ),
+    )),
     **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "enable-liger-kernel"), _switch_word("liger", _meaning_where_on({"loss": "fused"}, task=TRAIN))),
     "cross-entropy-loss-fusion": _switch_word("megatron", Meaning(
         task=TRAIN, engines=_MEGATRON, comes_to={"true": {"loss": "fused"}, "false": {"loss": "plain"}})),
@@ -189,7 +189,20 @@ _OTHERS: dict[str, Word] = {
         "fsdp", _meaning_where_on({"offload.optimizer": 1, "offload.parameters": 1}, task=TRAIN),
         _meaning_where_on({"offload.optimizer": 1, PARTITIONED: 1}, task=TRAIN, engines=_DEEPSPEED),
     ),
+    "optimizer-in-bwd": _switch_word("torchtune", Meaning("optimizer_in_backward", TRAIN)),
+    # tokens in the place of padding: a row has as many
+    "packing": _switch_word("trl", _meaning_where_on({"?seq_len_kind": "exact"}, task=TRAIN)),
     # ---- words with values of their own
+    "deepspeed": Word("transformers", (Meaning(task=TRAIN, engines=_DEEPSPEED, comes_to={
+        name: {"zero": stage} for stage in range(4) for name in (f"zero{stage}", f"z{stage}", f"stage{stage}")
+    }, hint="zero2 or zero3; a file by `memsheet check FILE --model …`"),)),
+    "fsdp": Word("transformers", (Meaning(task=TRAIN, engines=("fsdp2",), comes_to={
+        f"{name}{wraps}": {"zero": stage} for name, stage in (("full_shard", 3), ("shard_grad_op", 2), ("true", 3)) for wraps in ("", " auto_wrap")
+    }, hint="full_shard or shard_grad_op; with offload by --cpu-offload"),)),
+    **dict.fromkeys(("offload-optimizer", "offload-optimizer-device"), Word("deepspeed", (Meaning(task=TRAIN, engines=_DEEPSPEED, comes_to={
+        "cpu": {"offload.optimizer": 1}, "none": {}}),))),
+    **dict.fromkeys(("offload-param", "offload-param-device"), Word("deepspeed", (Meaning(task=TRAIN, engines=_DEEPSPEED, comes_to={
+        "cpu": {"offload.parameters": 1}, "none": {}}),))),
     "stage": Word("deepspeed", (Meaning(task=TRAIN, comes_to={
         **{str(stage): {"zero": stage} for stage in range(4)}, "sft": {}, "pt": {},  # LLaMA-Factory's stage: what is trained on, with the same memory
     }, hint="a ZeRO stage from 0 to 3; LLaMA-Factory's sft or pt"),)),
@@ -216,14 +229,11 @@ _OTHERS: dict[str, Word] = {
 }  # fmt: skip
 
 _UNHONOURED: dict[str, tuple[str, str, str]] = {
-    "deepspeed": ("transformers", "names a file, which nobody opens here", "memsheet check FILE --model …, or --engine deepspeed --zero 3"),
-    "fsdp": ("transformers", "is a list of the Trainer's words", "--engine fsdp2 --zero 3 for full_shard, --zero 2 for shard_grad_op"),
     "swap-space": ("vllm", "is host memory, which is not accounted of a server", "leave it out: no GPU memory depends on it"),
     "auto-find-batch-size": ("transformers", "asks for what fits", "memsheet solve microbatch MODEL …"),
     "max-steps": ("transformers", "is a time, and no memory depends on it", "leave it out"),
     "num-train-epochs": ("transformers", "is a time, and no memory depends on it", "leave it out"),
     "learning-rate": ("transformers", "changes no memory", "leave it out"),
-    "packing": ("trl", "changes how many of a row's tokens are padding, and not how many there are", "leave it out; --seq-len is the length of a row"),
 }  # fmt: skip
 """Whose, why it cannot be honoured, and what says it."""
 

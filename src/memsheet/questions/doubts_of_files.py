@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from memsheet.budget import Answer, Result, budget_of, worst_sheet
+from memsheet.budget import Answer, Result, budget_of
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, FoundMistake, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, requested_host_memory
@@ -18,7 +18,6 @@ from memsheet.exchange.shared.launched_script import ACCELERATE
 from memsheet.exchange.shared.moved_states import moves_states, moves_weights_of_server
 from memsheet.exchange.shared.script_defaults import ASK_FOR_CARDS, LAUNCHED, LOOPS, absent_files
 from memsheet.exchange.shared.script_places import (
-    CARD,
     FAMILY_CLASS,
     NO_PROMPT,
     ONE_PROCESS,
@@ -36,10 +35,7 @@ from memsheet.exchange.verdict_doubts import (
     movable_bytes,
     says_sequences_alone,
     stored_as,
-    tower_parameters,
 )
-from memsheet.formulas.serving.drafts import PREFIX
-from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import NamedTuple, replace
 from memsheet.late import late_functions
 from memsheet.plan.plan import Schedule
@@ -47,7 +43,6 @@ from memsheet.plan.workload import Training
 from memsheet.questions.cache_doubts import unsaid_cache
 from memsheet.questions.length_doubts import resting_states, unsaid_length
 from memsheet.questions.named_models import (
-    bundled_name,
     is_guessed_model,
     likely_served,
     likely_trained,
@@ -58,21 +53,16 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.spread_layers import (
-    PLACE,
     even_share,
-    exchanged_bytes,
-    spread_moves,
     spread_words,
     spreads_layers,
 )
-from memsheet.sheet import Bytes, Component, Sheet
 
 with late_functions(__name__):
     from memsheet.exchange.shared.loop_places import wraps_by_itself
     from memsheet.exchange.shared.model_classes import class_of_family
     from memsheet.exchange.shared.peft_configs import names_peft_config
     from memsheet.questions.job_of_files import leaves_out_models
-    from memsheet.questions.sized_models import sized_model
 
 
 LEFT_OUT = "the sheet leaves out"
@@ -92,73 +82,6 @@ def without_guessed_stops(
         (rule, found if (rule.id, found.where) in sure else replace(found, stops=False))
         for rule, found in mistakes
     )
-
-
-def moved_bytes(reads: Mapping[str, FileReading], answer: Answer | None) -> tuple[Moved, ...]:
-    if answer is None:
-        return ()
-    job = answer.plan.workload
-    micro = int(job.microbatch) * int(job.seq_len or 0) if isinstance(job, Training) else 0
-    sizes = {
-        "@hidden": answer.model.hidden,
-        "@vocab": answer.model.vocab,
-        "@tokens": micro,
-        "@loss": answer.plan.loss.value,
-        "@layers": answer.model.layers,
-        "@parameters_of": _parameters_of_name,
-        "@towers": len(answer.model.towers),
-        "@tower_parameters": tower_parameters(answer.model),
-        "@parameters": parameter_count(answer.model),
-        "@ranks": answer.cluster.count if answer.cluster else 1,
-        "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
-        "@draft": sum(
-            int(item.largest.high)
-            for item in worst_sheet(answer.sheets).items
-            if item.path.startswith(PREFIX)
-        ),
-        "@passing": int(answer.verdict.device.high) - resting_states(answer) if answer.verdict else 0,
-        "@saved": int(worst_sheet(answer.sheets).of(Component.SAVED_ACTIVATIONS).low),
-        "@dequantized": _dequantized_bytes(worst_sheet(answer.sheets)),
-        "@model_type": answer.model.model_type,
-        "@exchanged": exchanged_bytes(worst_sheet(answer.sheets)),
-        CARD: answer.cluster.device.framework_high_bytes if answer.cluster else 0,
-    }
-    asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
-    sheet = worst_sheet(answer.sheets)
-    moves = (
-        _at_peak(moved, sheet)
-        for read in reads.values()
-        if read.form.moves
-        for moved in read.form.moves(read.values, asked)
-    )
-    told = tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
-    return (*told, *spread_moves(reads, answer))
-
-
-def _dequantized_bytes(sheet: Sheet) -> int:
-    """Of the experts that a layer makes whole of fewer bits, at the most."""
-    held = (item.at.get(sheet.peak_instant) for item in sheet.items if item.path.endswith("/dequantized"))
-    return sum(int(size.value) for size in held if size is not None)
-
-
-def _parameters_of_name(name: str) -> int | None:
-    """Parameters of a bundled model, or as many as a name says; None where neither tells."""
-    known = bundled_name(name)
-    spec = model_of(known) if known else None
-    sized = sized_model(name) if name and spec is None else None
-    spec = spec or (sized.spec if sized else None)
-    return parameter_count(spec) if spec is not None else None
-
-
-def _at_peak(moved: Moved, sheet: Sheet) -> Moved:
-    """What moves the peak of what moves one moment of the step: nothing, as far as another needs more."""
-    if moved.instant not in sheet.instants:
-        return moved
-    needs = {at: int(sheet.at(at).value) for at in sheet.instants}
-    own = needs.pop(moved.instant)
-    others = max(needs.values(), default=0)
-    low, high = (max(own + more, others) - max(own, others) for more in (moved.low_bytes, moved.high_bytes))
-    return replace(moved, low_bytes=low, high_bytes=high)
 
 
 def without_stand_in_log(answer: Answer | None, reads: Mapping[str, FileReading]) -> Answer | None:
@@ -206,41 +129,6 @@ def with_host_short(
     need = max(int(sheet.host_bytes) for sheet in answer.sheets) * answer.cluster.per_node
     short = max(answer.verdict.host_short_bytes, need - given)
     return replace(answer, verdict=replace(answer.verdict, host_short_bytes=short))
-
-
-def with_moved_range(answer: Answer | None, whole: Answer | None, moved: tuple[Moved, ...]) -> Answer | None:
-    """A training's answer with what its files hold beside the sheet in its range: what is sure to come on top
-    is needed, too. ``whole``: the answer before it was doubted.
-    """
-    if answer is None or answer.verdict is None or whole is None or whole.verdict is None or not moved:
-        return answer
-    if not isinstance(answer.plan.workload, Training):
-        return answer
-    verdict, sheet = answer.verdict, whole.verdict.device
-    always = [one for one in moved if one.instant is None]
-    surely = sum(max(0, one.low_bytes) + min(0, one.high_bytes) for one in always)
-    least = int(sheet.low) + sum(one.low_bytes for one in moved if one in always or one.low_bytes < 0)
-    low = (
-        max(_least_beside_moved(whole, moved), least)
-        if verdict.device.low == sheet.low
-        else int(verdict.device.low)
-    )
-    high = max(int(verdict.device.high), int(sheet.high) + sum(one.high_bytes for one in moved))
-    value = min(max(int(sheet.value) + surely, low), high)
-    room = verdict.headroom_bytes - (value - int(sheet.value))
-    return replace(answer, verdict=replace(verdict, device=Bytes(low, value, high), headroom_bytes=room))
-
-
-def _least_beside_moved(whole: Answer, moved: tuple[Moved, ...]) -> int:
-    """What stays on a card whatever files keep less of: the model's own states, unless those are what
-    moves.
-    """
-    lessening = [one.at for one in moved if one.low_bytes < 0]
-    return (
-        0
-        if PLACE in lessening
-        else min(least_of(whole, lessening), int(worst_sheet(whole.sheets).device.low))
-    )
 
 
 def may_fit(answer: Answer, doubt: Doubt) -> bool:

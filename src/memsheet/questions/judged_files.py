@@ -24,12 +24,10 @@ from memsheet.questions.doubts_of_files import (
     doubt_of,
     host_memory_doubt,
     may_fit,
-    moved_bytes,
     refusal_doubt,
     unheard_doubt,
     with_changes_in_host_memory,
     with_host_short,
-    with_moved_range,
     without_guessed_stops,
     without_stand_in_log,
 )
@@ -45,6 +43,7 @@ from memsheet.questions.file_answers import (
 )
 from memsheet.questions.job_files import JobFiles
 from memsheet.questions.length_doubts import length_doubt, limit_doubt
+from memsheet.questions.moved_bytes import moved_bytes, with_moved_range
 from memsheet.questions.named_models import (
     bundled_name,
     model_of,

@@ -4,6 +4,7 @@ has to be made.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from memsheet.errors import InputError
 from memsheet.frozen import replace
 from memsheet.handing import handing_from
+from memsheet.plan.attention_package import check_attention_package
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.questions.user_cache import keep_document, key_of, read_kept
 from memsheet.recording import (
@@ -52,9 +54,10 @@ def _whole_recording(config: Mapping[str, Any]) -> Recording:
     config = {key: value for key, value in config.items() if key not in NEVER_READ}
     name = config_key(config)
     if name not in _made:
-        _made[name] = _cached_recording(name) or _described(config)
-        _made[name] = replace(_made[name], make=partial(_make_run, config, name))
-        _keep(name)
+        kept = _cached_recording(name)
+        _made[name] = replace(kept or _described(config), make=partial(_make_run, config, name))
+        if kept is None:
+            _keep(name)
     return _made[name]
 
 
@@ -95,6 +98,7 @@ def _described(config: Mapping[str, Any]) -> Recording:
 
 
 def _make_run(config: Mapping[str, Any], name: str, key: str) -> RecordedRun | RecordedGeneration | None:
+    check_attention_package(json.loads(key).get("attention", ""))  # before a process is started to say so
     run = run_from(_recorder_answer({"config": dict(config), "model": False, "ways": [key]})["runs"][key])
     _made[name].runs[key] = run
     _keep(name)

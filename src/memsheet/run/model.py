@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import nn
 
 from memsheet.errors import input_error
+from memsheet.plan.attention_package import check_attention_package
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.plan.workload import Serving, Training
 from memsheet.run.dtypes import torch_dtype
@@ -70,13 +70,7 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
             "is no kernel of transformers' own, which alone are run",
             "sdpa; `memsheet train` accounts it",
         )
-    if plan.attention is AttentionKind.FLASH and find_spec("flash_attn") is None:
-        raise input_error(
-            "attention",
-            "flash",
-            "is the flash-attn package's, which is not installed",
-            "sdpa runs the same kernel out of torch",
-        )
+    check_attention_package(plan.attention.value)
     given = {key: value for key, value in config.items() if key not in _NOT_ASKED}
     kind = config.get("model_type")
     try:

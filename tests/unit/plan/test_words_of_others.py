@@ -430,3 +430,24 @@ def test_experts_that_are_not_split_unasked_are_told() -> None:
         "mixtral-8x7b", engine="megatron", tp=2, ep=4, etp=1, gpus="16xH100-80GB", seq_len=2048
     )
     assert not any(one.startswith("mesh.etp") for one in said.assumed)
+
+
+@pytest.mark.parametrize(
+    ("given", "comes_to"),
+    [
+        ({"deepspeed": "zero3"}, {"engine": "deepspeed", "zero": 3}),
+        ({"fsdp": "full_shard auto_wrap"}, {"engine": "fsdp2", "zero": 3}),
+        ({"fsdp": "shard_grad_op"}, {"engine": "fsdp2", "zero": 2}),
+        ({"offload_optimizer": "cpu"}, {"engine": "deepspeed", "offload.optimizer": 1}),
+        ({"optimizer_in_bwd": True}, {"optimizer_in_backward": True}),
+        ({"local_batch_size": 2}, {"microbatch": 2}),
+    ],
+)
+def test_what_trainers_are_started_with_is_taken(given, comes_to):
+    found = in_our_words(given, "train").request
+    assert {key: found.get(key) for key in comes_to} == comes_to
+
+
+def test_a_file_of_deepspeed_is_sent_to_check():
+    with pytest.raises(InputError, match="memsheet check FILE"):
+        in_our_words({"deepspeed": "ds/zero2.json"}, "train")

@@ -7,6 +7,7 @@ import pytest
 
 import memsheet
 from memsheet.errors import InputError
+from memsheet.plan import attention_package
 from memsheet.questions import recordings, user_cache
 from memsheet.recording import recording_document
 
@@ -65,6 +66,23 @@ def test_what_was_recorded_once_is_not_recorded_again(asked, monkeypatch):
     count = len(asked)
     forget(monkeypatch)
     assert train().sheets[0].peak == first.sheets[0].peak
+    assert len(asked) == count
+
+
+@pytest.mark.usefixtures("asked")
+def test_what_was_read_is_not_written_again(monkeypatch):
+    train()
+    forget(monkeypatch)
+    monkeypatch.setattr(recordings, "keep_document", lambda *_: pytest.fail("written again"))
+    train()
+
+
+def test_no_process_is_asked_for_a_kernel_of_a_package_that_is_not_there(asked, monkeypatch):
+    monkeypatch.setattr(attention_package, "find_spec", lambda _: None)
+    recording = recordings.recording_of(CONFIG)
+    count = len(asked)
+    with pytest.raises(InputError, match="flash-attn package"):
+        recording.run_of(json.dumps({"attention": "flash", "precision": "bf16-pure"}))
     assert len(asked) == count
 
 

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet.budget import Result
+from memsheet.exchange.shared.file_format import Moved
 from memsheet.questions.check import check_configuration_files
+from memsheet.questions.moved_bytes import with_moved_range
 
 
 def checked(command: str, folder: Path, gpus: str) -> Any:
@@ -123,3 +126,23 @@ def test_a_cache_that_lacks_room_may_be_kept_in_eight_bits(
     weights have no room.
     """
     assert checked(f"vllm serve {command}", tmp_path, gpus).answer.verdict.result.value == result
+
+
+def test_no_length_is_said_to_fit_that_does_not_with_what_files_hold_beside() -> None:
+    answer = memsheet.train("llama-3.2-1b", gpus="1xA100-80GB", recompute="full")
+    assert answer.cluster is not None
+    room, gib = answer.cluster.device.framework_low_bytes, 2**30
+    beside = (Moved(at="logits", why="stand twice", low_bytes=30 * gib, high_bytes=60 * gib),)
+    told = with_moved_range(answer, answer, beside)
+    assert told is not None
+    assert told.verdict is not None
+    asked = int(answer.plan.training.seq_len or 0)
+    for before, after in zip(answer.ladder, told.ladder, strict=True):
+        if after.seq_len == asked:
+            assert (after.device_bytes, after.result) == (int(told.verdict.device.value), told.verdict.result)
+        elif after.result is Result.FITS:
+            assert after.seq_len < asked
+            assert before.device_bytes + 60 * gib <= room
+    assert any(
+        before.result is not after.result for before, after in zip(answer.ladder, told.ladder, strict=True)
+    )

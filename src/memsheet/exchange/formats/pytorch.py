@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.frozen_towers import FROZEN_TOWER
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES, gathered_moves, rows_of_card
 from memsheet.exchange.shared.generation_settings import generation_settings
@@ -237,6 +238,6 @@ FORMAT = Format(
         **INSIDE_UNMODELLED, **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, SEVERAL_LOADS)}, f"{LOOP}.{BY_NAMES}": (), f"{LOOP}.tensor": (1,),
         f"{LOOP}.{DIVIDED}": (), f"{LOOP}.{SEQUENCE}": (1,), f"{LOOP}.{MESH}": (), f"{LOOP}.{OTHER_STRATEGY}": (),
     },
-    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{DRIVER}", f"{LOOP}.{FED}", f"{LOOP}.{WHOLE_ROWS}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{SPREADS}"},
+    known=INSIDE_KNOWN | {f"{LOOP}.reads", f"{LOOP}.{DRIVER}", f"{LOOP}.{FED}", f"{LOOP}.{WHOLE_ROWS}", f"{LOOP}.{DEVICES}", f"{LOOP}.{DATA_PARALLEL}", f"{LOOP}.{ONE_UNIT}", f"{LOOP}.deepspeed_file", f"{SCRIPT}.{BUILT}.*", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{FROZEN_TOWER}", f"{SCRIPT}.{SPREADS}"},
     model=lambda values: built_config(values, SCRIPT),
 )  # fmt: skip

@@ -24,6 +24,7 @@ from memsheet.exchange.shared.file_format import (
     plan_word,
     precision_word,
 )
+from memsheet.exchange.shared.frozen_towers import FROZEN_TOWER
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import gathered_moves
 from memsheet.exchange.shared.own_settings import own_settings
@@ -449,7 +450,7 @@ KEYS = (
     Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=_read_prepared, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),
     Key(at=f"{SCRIPT}.offload", says="offload.activations", out=lambda _: None, source="unslothai/unsloth 015bdef unsloth/models/_utils.py:376"),
     Key(
-        at="use_liger_kernel", out=lambda _: None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,
+        at="use_liger_kernel", out=lambda a: True if a.get("loss") == "fused" else None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,
         source="training_args.py:374; linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py: fused_linear_cross_entropy",
     ),
     Key(at=f"{SCRIPT}.fused", out=lambda _: None, back=lambda *_: {"loss": "fused"}, source="linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py"),
@@ -612,7 +613,7 @@ FORMAT: Format = Format(
         f"{SCRIPT}.{RELEASE_DEFAULTS}", f"{SCRIPT}.{OLDER_WORDS}", f"{SCRIPT}.{SERVED}.*", "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", *(f"{PARALLEL}.{name}" for name in ("class", "cp_backend", "sp_backend", "cp_handler.class", "sp_handler.*")), f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(
+        "gradient_checkpointing_kwargs.*", *(f"{PARALLEL}.{name}" for name in ("class", "cp_backend", "sp_backend", "cp_handler.class", "sp_handler.*")), f"{SCRIPT}.reads", f"{SCRIPT}.{WEIGHTS}", f"{SCRIPT}.{OWN_LOSS}", f"{SCRIPT}.{FROZEN_TOWER}", f"{SCRIPT}.{ONE_PROCESS}", f"{SCRIPT}.{BUILT}.*", "model_type", "config_overrides", f"{SCRIPT}.dataset_kwargs.*", f"{SCRIPT}.{OF_METHOD}.*", f"{SCRIPT}.{OF_TRAINER}.*", f"{SCRIPT}.{DEFAULTS}.*", *(
             f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
         ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",

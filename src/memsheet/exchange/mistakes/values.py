@@ -163,16 +163,16 @@ def _values_refused_together(case: Case) -> Iterator[FoundMistake]:
 def _engine_refusals(case: Case) -> Iterator[FoundMistake]:
     """What keeps a plan from having a sheet, where the engine stops at it, too."""
     for problem in case.refused:
-        where = next(
+        where, held = next(
             (
-                f"{name}: {at}"
+                (f"{name}: {at}", read.values[at])
                 for name, read in case.reads.items()
                 for at in read.used
                 if problem.field in _plan_keys_of(read, at)
             ),
-            problem.field,
+            (problem.field, problem.value),
         )
-        told = "" if problem.value is None else f"{problem.value}: "
+        told = "" if held is None else f"{held}: "
         cure = _in_server_flags(case, problem.hint)
         sure = not (problem.field.startswith("optimizer.") and _is_divided_by_release(case))
         says = f"{told}{problem.reason}"

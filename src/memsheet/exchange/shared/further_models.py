@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memsheet.exchange.shared.file_format import KEYWORDS, UNSET, Moved, Values
+from memsheet.exchange.shared.frozen_towers import FROZEN_TOWER, SWITCH, frozen_tower_moves, is_of_tower
 from memsheet.exchange.shared.python_branches import reachable_calls
 from memsheet.exchange.shared.python_config import call_node
 from memsheet.exchange.shared.python_module import Module, Tree, attribute_path
@@ -17,7 +18,7 @@ from memsheet.exchange.shared.script_places import BRANCH, LINE, SCOPE, SEVERAL_
 from memsheet.patterns import late_pattern
 
 FURTHER, WEIGHTS, OWN_LOSS = "further_models", "further_weights", "own_loss"
-FROZEN, SWITCH = "frozen", "requires_grad"
+FROZEN = "frozen"
 """Under ``script``: further models in words, ``[name, bytes of a parameter at most]`` of each, and the loss
 that is no plain cross-entropy.
 """
@@ -167,15 +168,15 @@ def own_loss_key(module: Module) -> dict[str, Any]:
 
 
 def frozen_key(module: Module) -> dict[str, Any]:
-    """That parameters of the model that trains are switched off, all of them or some."""
+    """That parameters of the model that trains are switched off, all of them or some, or those of a tower."""
     trained = trained_names(module)
-    owners = [
-        (node.lineno, {".".join(path[:at]) for at in range(1, len(path))})
+    owners: list[tuple[int, set[str], ast.AST]] = [
+        (node.lineno, {".".join(path[:at]) for at in range(1, len(path))}, node)
         for node, path, _ in module.sites
         if path[-1] == f"{SWITCH}_" and node.args and not _is_true(node.args[0])
     ]
     owners += [
-        (held.lineno, set(names_in(one.iter)))
+        (held.lineno, set(names_in(one.iter)), one)
         for one in ast.walk(module.tree)
         if isinstance(one, ast.For)
         for held in ast.walk(one)
@@ -183,9 +184,13 @@ def frozen_key(module: Module) -> dict[str, Any]:
         and not _is_true(held.value)
         and any(isinstance(at, ast.Attribute) and at.attr == SWITCH for at in held.targets)
     ]
-    line = next((at for at, names in owners if names & trained), None)
-    words = f"on line {line} (the sheet is of one that trains whole, which takes more)"
-    return {FROZEN: words} if line is not None else {}
+    switched = [(at, names, node) for at, names, node in owners if names & trained]
+    if not switched:
+        return {}
+    line = f"on line {switched[0][0]}"
+    if all(is_of_tower(node, names) for _, names, node in switched):
+        return {FROZEN_TOWER: line}
+    return {FROZEN: f"{line} (the sheet is of one that trains whole, which takes more)"}
 
 
 def _is_true(node: ast.expr) -> bool:
@@ -193,7 +198,11 @@ def _is_true(node: ast.expr) -> bool:
 
 
 def further_moves(script: str, values: Values, asked: Mapping[str, Any]) -> Iterator[Moved]:
-    """Bytes of further models and of a loss of the script's own, beside a sheet that has neither."""
+    """Bytes of further models and of a loss of the script's own, beside a sheet that has neither, and of a
+    frozen tower's states, which it has.
+    """
+    if f"{script}.{FROZEN_TOWER}" in values:
+        yield from frozen_tower_moves(f"{script}.{FROZEN_TOWER}", asked)
     weights = values.get(f"{script}.{WEIGHTS}")
     if isinstance(weights, list):
         counts = [(asked["@parameters_of"](name), width) for name, width in weights]

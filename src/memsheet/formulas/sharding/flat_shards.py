@@ -186,7 +186,7 @@ class Units:
         return single_row(Component.GRADIENTS, group.name, self.plan.precision.gradients.nbytes(part))
 
 
-EACH_TENSOR = "fsdp_version 2 divides each tensor by itself, which is"
+EACH_TENSOR = "fsdp_version 2 divides each tensor by itself, and has a sheet"
 """What launchers call the way that has a sheet (accelerate 1.15.0 commands/launch.py:514)."""
 
 

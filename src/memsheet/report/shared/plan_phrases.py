@@ -64,6 +64,8 @@ def _training_choice_phrases(plan: Plan) -> Iterator[str]:
         if same
         else f"{precision.parameters.name} computed in {precision.compute.name}"
     )
+    if plan.fp8:
+        yield f"fp8 products ({plan.fp8.recipe})"
     if plan.optimizer:
         way = plan.optimizer.implementation
         whole = way is Implementation.DISTRIBUTED and plan.zero == 0  # nothing of its states is divided

@@ -16,6 +16,7 @@ from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import FileReading
+from memsheet.formulas.states.params import tower_tensors
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -753,3 +754,41 @@ def test_a_slip_stops_the_job_and_its_sheet_is_of_what_is_meant(
 def test_an_adapter_of_a_plugin_is_no_slip(tmp_path: Path) -> None:
     (file := tmp_path / "a.yaml").write_text(RECIPE.format(adapter="mora", length="4096"))
     assert memsheet.check(file, gpus="1xH100-80GB").stops is False
+
+
+PICTURES = """from transformers import Gemma3ForConditionalGeneration, Trainer, TrainingArguments
+model = Gemma3ForConditionalGeneration.from_pretrained("google/gemma-3-4b-it", dtype="bfloat16")
+{freezes}
+args = TrainingArguments("o", per_device_train_batch_size=1, bf16=True)
+Trainer(model=model, args=args, train_dataset=d).train()
+"""
+UNDER_TEST = "for n, p in model.named_parameters():\n    if {test}:\n        p.requires_grad = False"
+
+
+@pytest.mark.parametrize(
+    ("freezes", "tower"),
+    [
+        (UNDER_TEST.format(test='"vision_tower" in n'), True),
+        (UNDER_TEST.format(test='n.startswith("model.vision_tower.")'), True),
+        ("for p in model.vision_tower.parameters():\n    p.requires_grad = False", True),
+        ("model.vision_tower.requires_grad_(False)", True),
+        (UNDER_TEST.format(test='"vision_tower" not in n'), False),
+        (UNDER_TEST.format(test='"layers" in n'), False),
+        ("for p in model.parameters():\n    p.requires_grad = False", False),
+        ("model.requires_grad_(False)", False),
+    ],
+)
+def test_a_frozen_tower_takes_its_states_off_the_sheet_and_what_else_is_frozen_is_open(
+    freezes: str, tower: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(PICTURES.format(freezes=freezes))
+    found = memsheet.check(tmp_path / "train.py", gpus="1xH200", seq_len=512)
+    moved = [one for one in found.moved if one.at == "script.frozen_tower"]
+    assert bool(moved) is tower
+    (read,) = found.reads.values()
+    assert ("script.frozen" in dict(read.unmodelled)) is not tower
+    if tower:
+        assert found.answer is not None
+        count = sum(weight.elements * times for _, weight, times in tower_tensors(found.answer.model))
+        assert moved[0].low_bytes == pytest.approx(-count * (2 + 2 + 2), rel=0.01)  # a gradient, two moments
+        assert moved[0].low_bytes <= moved[0].high_bytes <= 0

@@ -23,6 +23,7 @@ from memsheet.exchange.formats.llamafactory.names import (
 from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.exchange.shared.config_commands import FACTORY_FILE, OF_SWIFT, OF_TORCHTUNE
 from memsheet.exchange.shared.file_format import Format, Moved, Values
+from memsheet.exchange.shared.frozen_towers import frozen_tower_moves
 from memsheet.exchange.shared.trainers import (
     cannot_offload,
     inside_moves,
@@ -60,19 +61,14 @@ def _rename_factory_key(at: str) -> str:
     return _inside(TRANSFORMERS.rename(at) if TRANSFORMERS.rename else at)
 
 
-MOST_OF_STATES = 4 + 4 + 8
-"""Bytes of a parameter that trains: gradient, master weight or none, and two moments, all in fp32."""
-
-
 def _factory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """Buckets inside, and the states of a tower that stays frozen beside a model that trains whole."""
     yield from inside_moves(DEEPSPEED)(values, asked)
     yield from whole_module_moves(values, asked)
     yield from frozen_layer_moves(values, asked)
-    tower = asked["@tower_parameters"]
-    if tower and values.get("finetuning_type") == "full" and parse_switch(values.get(TOWERS[0], True)):
-        why = "the tower is frozen, and the sheet holds gradients and optimizer states of it"
-        yield Moved(at=TOWERS[0], why=why, low_bytes=-tower * MOST_OF_STATES, high_bytes=0)
+    tower, projector = (parse_switch(values.get(at, True)) for at in TOWERS)
+    if tower and values.get("finetuning_type") == "full":
+        yield from frozen_tower_moves(TOWERS[0], asked, whole=projector is True)
 
 
 def _factory_preferences(values: Values) -> Preferences | None:

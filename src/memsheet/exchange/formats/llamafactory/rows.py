@@ -267,7 +267,7 @@ KEYS = (
         at=LIGER, out=lambda a: True if a.get("loss") == "fused" else None, usual=False, source=f"{M}:137; model/model_utils/liger_kernel.py:97",
         back=lambda v, values: {"loss": "fused" if parse_switch(v) and values.get("stage", "sft") in ("sft", "pt") else "plain"},
     ),
-    _training_arguments_row("use_liger_kernel", usual=None),
+    _training_arguments_row("use_liger_kernel", out=lambda _: None, usual=None),
     Key(at="finetuning_type", out=lambda a: "lora" if a.get("adapter.rank") else "full", back=_read_finetuning_type, usual=own_default("llama-factory", "finetuning_type"), source=f"{T}:464"),
     Key(at="lora_rank", out=_only_with_lora(lambda a: a["adapter.rank"]), back=_of_lora("adapter.rank"), usual=own_default("llama-factory", "lora_rank"), source=f"{T}:77"),
     Key(at="lora_dropout", out=_only_with_lora(lambda a: a.get("adapter.dropout")), back=_of_lora("adapter.dropout"), usual=0.0, source=f"{T}:73"),
