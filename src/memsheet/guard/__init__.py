@@ -121,7 +121,9 @@ def parse_json(
 
 
 def _leave_open_ends(found: dict[str, Any], constants: list[dict[str, str]]) -> None:
-    """Take from ``constants`` those that a list of ``OPEN_ENDED`` holds, which stay as the library writes them."""
+    """Take from ``constants`` those that a list of ``OPEN_ENDED`` holds, which stay as the library writes
+    them.
+    """
     held = [one for key in OPEN_ENDED & found.keys() if isinstance(found[key], list) for one in found[key]]
     constants[:] = [one for one in constants if not any(one is other for other in held)]
 

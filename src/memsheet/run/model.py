@@ -243,8 +243,8 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
 
 
 def _own_part(config: Any, made: Any) -> Any:
-    """The part of a config that a class is made of: the words' alone, where it has no towers (transformers 5.23
-    auto_factory.py, _BaseAutoModelClass.from_config).
+    """The part of a config that a class is made of: the words' alone, where it has no towers (transformers
+    5.23 auto_factory.py, _BaseAutoModelClass.from_config).
     """
     own, parts = getattr(made, "config_class", None), getattr(type(config), "sub_configs", None) or {}
     return text_config_of(config) if own is not None and own is parts.get("text_config") else config
