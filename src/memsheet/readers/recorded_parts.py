@@ -116,7 +116,10 @@ def _latent_of_cache(
         path=name,
         heads=found.heads,
         q_lora_rank=sizes.get("q_lora_rank"),
-        **{key: sizes[key] for key in LATENT},
+        kv_lora_rank=sizes["kv_lora_rank"],
+        qk_nope_head_dim=sizes["qk_nope_head_dim"],
+        qk_rope_head_dim=sizes["qk_rope_head_dim"],
+        v_head_dim=sizes["v_head_dim"],
         index_dim=index,
         weights=(),
     )
