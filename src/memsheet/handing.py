@@ -25,13 +25,17 @@ class HandedAttention:
     head_dim: int
 
 
+Sizes = tuple[tuple[str, int], ...]
+"""(a key of a config, how much it says) of what a layer keeps that is no key and value of a head."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handing:
     """``architecture``: the model's class; ``declares``: it says that others may run its attention;
     ``dispatches``: its file calls the table of attention functions; ``plan_words``: those of its
     tensor-parallel plan, none where it has none; ``causal``: no module attends both ways; ``latent``: its
     config has a latent's rank. By kind of layer: ``attention``, None where not exactly one module hands over,
-    and ``styles``.
+    ``styles``, and ``sizes`` of latents and states.
     """
 
     architecture: str
@@ -43,6 +47,7 @@ class Handing:
     experts_per_token: int | None
     attention: tuple[HandedAttention | None, ...]
     styles: tuple[Styles, ...]
+    sizes: tuple[Sizes, ...] = ()
 
 
 def handing_document(one: Handing) -> dict[str, Any]:
@@ -52,6 +57,7 @@ def handing_document(one: Handing) -> dict[str, Any]:
         "plan_words": list(one.plan_words), "causal": one.causal, "latent": one.latent, "experts_per_token": one.experts_per_token,
         "attention": [found and [found.path, found.heads, found.kv_heads, found.head_dim] for found in one.attention],
         "styles": [[list(pair) for pair in styles] for styles in one.styles],
+        "sizes": [[list(pair) for pair in sizes] for sizes in one.sizes],
     }  # fmt: skip
 
 
@@ -68,8 +74,12 @@ def handing_from(document: Mapping[str, Any] | None, kinds: int) -> Handing | No
         styles=tuple(
             tuple((str(path), str(style)) for path, style in styles) for styles in document["styles"]
         ),
+        sizes=tuple(
+            tuple((str(key), _positive(value)) for key, value in sizes)
+            for sizes in document.get("sizes") or [()] * kinds
+        ),
     )
-    if not len(found.attention) == len(found.styles) == kinds:
+    if not len(found.attention) == len(found.styles) == len(found.sizes) == kinds:
         raise ValueError(kinds)
     return found
 

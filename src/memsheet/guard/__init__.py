@@ -48,6 +48,14 @@ _INT_DIGITS = 20  # 2^63 has 19 digits; longer texts never reach int()
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
 _STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")  # read as signed bytes: +1 and -1
+OPEN_ENDED = frozenset({"time_step_limit"})
+"""Keys of models' configurations whose lists may end nowhere: their classes' own default does (transformers
+5.23 configuration_mamba2.py:84, configuration_bamba.py:76, configuration_nemotron_h.py:127).
+"""
+TAGGED = "__float__"
+"""How the library writes a number that JSON has no word for: ``{"__float__": "Infinity"}`` (transformers 5.23
+configuration_utils.py:62). Before, it wrote the bare word.
+"""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -75,16 +83,16 @@ def parse_json(
     def decimal(text: str) -> float:
         return _require_finite(float(text), text, field)
 
-    def constant(text: str) -> float:
-        raise input_error(
-            field,
-            text,
-            "is not a number that JSON knows",
-            "NaN and Infinity have no place in a configuration; use null",
-        )
+    constants: list[dict[str, str]] = []
+
+    def constant(text: str) -> dict[str, str]:
+        constants.append({TAGGED: text})
+        return constants[-1]
 
     def distinct(pairs: list[tuple[str, Any]]) -> Any:
         found = _dict_with_unique_keys(pairs, field)
+        if constants:
+            _leave_open_ends(found, constants)
         instead = taken(found) if taken is not None else None
         return found if instead is None else instead
 
@@ -100,9 +108,24 @@ def parse_json(
         raise input_error(
             field, None, f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})"
         ) from None
+    if constants:
+        raise input_error(
+            field,
+            constants[0][TAGGED],
+            "is not a number that JSON knows",
+            "NaN and Infinity have no place in a configuration; use null",
+        )
     if _HALF_PAIR.search(raw):
         _check_pairs(found, field)
     return found
+
+
+def _leave_open_ends(found: dict[str, Any], constants: list[dict[str, str]]) -> None:
+    """Take from ``constants`` those that a list of ``OPEN_ENDED`` holds, which stay as the library writes
+    them.
+    """
+    held = [one for key in OPEN_ENDED & found.keys() if isinstance(found[key], list) for one in found[key]]
+    constants[:] = [one for one in constants if not any(one is other for other in held)]
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:

@@ -58,7 +58,9 @@ class Unserved:
 class LibraryCode:
     """How a server runs the library's own code for families that it has none for. ``tag``: the release that
     was read, ``since`` the first that it stands for; ``own``: of the families that no reader knows, the
-    architectures that it has code for, which was not read; ``file``, ``line``: where its code of this is.
+    architectures that it has code for, which was not read; ``file``, ``line``: where its code of this is;
+    ``layouts``: of those, the ones whose latents and states it was read to keep as it does its other
+    families'.
 
     What it refuses: ``asks_declared``, models that do not declare that others may run their attention, even
     where their file would let it; ``asks_every_layer``, layers that do not hand their attention over;
@@ -75,6 +77,7 @@ class LibraryCode:
     asks_every_layer: bool = False
     plan_words: frozenset[str] | None = None
     repeats_heads: bool = True
+    layouts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from memsheet.readers.rope_lengths import scaled_positions, windows_rotate_apart
 
 with late_functions(__name__):
     from memsheet.readers.hub_code import library_values
+    from memsheet.readers.nested import is_decoder_alone
     from memsheet.readers.recorded import model_from_recording
 
 
@@ -80,6 +81,8 @@ def read_hf_config(
         raise input_error("model_type", model_type, "is not one memsheet knows; nothing is guessed", hint)
     config = Fields(data)
     spec: ModelSpec = import_module(f"memsheet.readers.families.{FAMILIES[model_type]}").read(config)
+    if recorder is not None and is_decoder_alone(config):
+        return model_on_record(data, recorder, name=name, source=source)
     stored = stored_quantization(config)
     dtype = config.text("dtype", "torch_dtype", default="") or None
     ahead = config.count("num_nextn_predict_layers", default=AHEAD.get(model_type, 0), low=0, high=MOST_AHEAD)

@@ -72,6 +72,28 @@ def model_class_name(config: Fields, known: Sequence[str], default: str) -> str:
     return given[0]
 
 
+def names_decoder(config: Fields, decoder: str) -> bool:
+    """Whether a config with towers names the class ``decoder``, which the library makes of its text alone
+    (transformers 5.23 auto_factory.py, _BaseAutoModelClass.from_config).
+    """
+    return config.texts("architectures")[:1] == (decoder,)
+
+
+DECODER_ALONE = "ForCausalLM"
+
+
+def is_decoder_alone(config: Fields) -> bool:
+    """Whether all that is wrong with a config is that it names its family's decoder without what that is
+    beside in the classes that are counted (BartForCausalLM, Llama4ForCausalLM).
+    """
+    named = [str(one.value) for one in config.problems]
+    fields = {one.field for one in config.problems}
+    if fields != {"architectures"} or not named[0].endswith(DECODER_ALONE):
+        return False
+    family = named[0].removesuffix(DECODER_ALONE)
+    return any(f" {family}For" in one.hint for one in config.problems)
+
+
 def text_model(text: Fields, default_type: str) -> ModelSpec:
     """The text part of a config, read by the family it names (``default_type`` where it names none)."""
     model_type = text.text("model_type", default=default_type)

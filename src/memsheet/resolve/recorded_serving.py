@@ -5,12 +5,14 @@ from __future__ import annotations
 from memsheet.plan.dtypes import MXFP4
 from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
-from memsheet.plan.model import Attention, ModelSpec, RecordedMixer
+from memsheet.plan.model import Attention, LatentAttention, LinearAttention, ModelSpec
 from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import Plan
 from memsheet.plan.serving_facts import LibraryCode
 from memsheet.plan.speculative import version_of
 from memsheet.recording import DECODER
+
+KNOWN_LAYOUTS = (Attention, LatentAttention, LinearAttention)
 
 
 def check_recorded_serving(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec) -> None:
@@ -98,7 +100,8 @@ def unserved_reason(engine: Engine, model: ModelSpec) -> str:
             f"has no code for {kind}, and {code.tag} raises on {words[0]}, a word of the plan for tensor "
             f"parallelism that transformers {version} has for it"
         )
-    if any(isinstance(mixer, RecordedMixer) for mixer in model.mixers()):
+    read = Attention if handing.architecture not in code.layouts else KNOWN_LAYOUTS
+    if not all(isinstance(mixer, read) for mixer in model.mixers()):
         return (
             f"keeps of {kind} more than keys and values in heads, in a layout that is not written down here"
         )

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from memsheet.errors import input_error
+from memsheet.guard import TAGGED
 from memsheet.plan.attention_package import check_attention_package
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.plan.workload import Serving, Training
@@ -31,6 +32,7 @@ _NOT_ASKED = (
     "dtype",
     "torch_dtype",
 )  # the plan says in what format it is
+_NO_JSON = ("NaN", "Infinity", "-Infinity")
 PICTURE_TOKENIZER = "vqmodel."
 """Whose decoder draws pictures and is no stack of layers (transformers 5.23 modeling_janus.py,
 JanusVQVAE).
@@ -71,7 +73,7 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
             "sdpa; `memsheet train` accounts it",
         )
     check_attention_package(plan.attention.value)
-    given = {key: value for key, value in config.items() if key not in _NOT_ASKED}
+    given = {key: _number(value) for key, value in config.items() if key not in _NOT_ASKED}
     kind = config.get("model_type")
     try:
         built = AutoConfig.for_model(str(kind), **given)
@@ -93,6 +95,18 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
             ):  # some configs take whole numbers alone, and so nothing but none
                 setattr(part, name, plan.dropout)
     return built
+
+
+def _number(value: Any) -> Any:
+    """A value of a config with the numbers that JSON has no word for, as the library's own reader makes them
+    (transformers 5.23 configuration_utils.py:1168).
+    """
+    if isinstance(value, Mapping):
+        word = value.get(TAGGED)
+        if len(value) == 1 and word in _NO_JSON:
+            return float(word)
+        return {key: _number(inner) for key, inner in value.items()}
+    return [_number(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _has_attention_heads(config: Any) -> bool:
@@ -207,7 +221,7 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
         )
     try:
         build = getattr(made, "from_config", None) or made._from_config  # an auto class has the first alone
-        return build(config)
+        return build(_own_part(config, made))
     except ValueError as error:
         if "attention implementation" not in str(error):
             raise
@@ -220,6 +234,14 @@ def _build_from_config(config: Any, plan: Plan) -> Any:
             f"is not how {config.model_type} runs",
             f"--attention {known[0]}",
         ) from None
+
+
+def _own_part(config: Any, made: Any) -> Any:
+    """The part of a config that a class is made of: the words' alone, where it has no towers (transformers
+    5.23 auto_factory.py, _BaseAutoModelClass.from_config).
+    """
+    own, parts = getattr(made, "config_class", None), getattr(type(config), "sub_configs", None) or {}
+    return text_config_of(config) if own is not None and own is parts.get("text_config") else config
 
 
 def _run_tower_eagerly(config: Any, model_name: str) -> bool:

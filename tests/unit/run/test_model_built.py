@@ -57,3 +57,31 @@ def test_a_table_of_words_is_the_decoders_where_the_model_names_none():
     model = build_model(build_config({"model_type": "pp_formulanet"}, plan), plan, "meta")
     assert word_table(model) is model.model.decoder.embed_tokens
     assert word_table(nn.Linear(1, 1)) is None
+
+
+MAMBA = {"model_type": "falcon_h1", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+
+
+def test_a_number_that_json_has_no_word_for_is_what_the_library_reads():
+    plan = record._plan_of({"precision": "fp32", "attention": "eager"})
+    built = build_config(MAMBA | {"time_step_limit": [0.0, {"__float__": "Infinity"}]}, plan)
+    assert tuple(built.time_step_limit) == (0.0, float("inf"))
+
+
+def test_a_text_model_is_built_of_its_own_part_of_a_config():
+    plan = record._plan_of({"precision": "fp32", "attention": "eager"})
+    text = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    config = {
+        "model_type": "mllama",
+        "architectures": ["MllamaForCausalLM"],
+        "text_config": {**text, "pad_token_id": 1},
+    }
+    model = build_model(build_config(config, plan), plan, "meta")
+    assert type(model).__name__ == "MllamaForCausalLM"
+    assert model.config.model_type == "mllama_text_model"

@@ -27,6 +27,16 @@ OWN = frozenset(_OWN.split())
 """Architectures of families that no reader here knows, for which vLLM has code (v0.33.0
 model_executor/models/registry.py; _TRANSFORMERS_SUPPORTED_MODELS at :747 are the library's code).
 """
+_LAYOUTS = """
+AXK1ForCausalLM HYV4ForCausalLM MiniCPMOcrForConditionalGeneration MiniCPMV4_6ForConditionalGeneration
+MiniCPMV4_7ForConditionalGeneration OlmoHybridForCausalLM
+"""
+LAYOUTS = frozenset(_LAYOUTS.split())
+"""Those that keep latents once a token (v0.33.0 transformers_utils/model_arch_config_convertor.py:294;
+model_executor/models/AXK1.py:413, models/hy_v4/nvidia/attention.py:508 beside DeepSeek-V3.2's own cache of
+an indexer's keys, :186) or a delta net's states of any (model_executor/models/olmo_hybrid.py:453,
+minicpmv4_6.py:1530).
+"""
 
 LIBRARY_CODE = LibraryCode(
     tag="v0.33.0",
@@ -34,6 +44,7 @@ LIBRARY_CODE = LibraryCode(
     own=OWN,
     file="model_executor/models/transformers/base.py",
     line=478,
+    layouts=LAYOUTS,
     asks_every_layer=True,  # :638, "does not dispatch through the Transformers attention interface"
 )
 """registry.py:1266 _try_resolve_transformers: a model that declares it, or whose file calls the table of

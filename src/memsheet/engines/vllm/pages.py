@@ -52,6 +52,11 @@ v1/kv_cache_interface.py CrossAttentionSpec). The others that crossed went with 
 model_executor/models/registry.py, _PREVIOUSLY_SUPPORTED_MODELS).
 """
 
+OWN_SCAN = frozenset({"olmo_hybrid"})
+"""Families whose delta nets hand out no state, whatever the card (v0.33.0
+layers/mamba/gdn/olmo_gdn_linear_attn.py:92).
+"""
+
 CHUNKS_SINCE = (0, 18)
 """Since when layers that attend within chunks have blocks of their own where nobody says (v0.18.0
 envs.py:1440 VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, v0.33.0 :1931).
@@ -199,20 +204,21 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                     block_tokens=0,
                     page_bytes=size,
                     layers=layers,
-                    checkpoints=release.checkpoints if _exports_states(mixer) else 0,
-                    alignment=GATED_ALIGNMENT if release.checkpoints and _is_gated_delta(mixer) else 1,
+                    checkpoints=release.checkpoints if _exports_states(mixer, part) else 0,
+                    alignment=GATED_ALIGNMENT if release.checkpoints and _is_exported_net(mixer, part) else 1,
                 )
 
 
-def _is_gated_delta(mixer: Mixer) -> bool:
-    return isinstance(mixer, LinearAttention) and mixer.kind == "gated_delta_net"
+def _is_exported_net(mixer: Mixer, part: ModelSpec) -> bool:
+    is_gated_delta = isinstance(mixer, LinearAttention) and mixer.kind == "gated_delta_net"
+    return is_gated_delta and part.model_type not in OWN_SCAN
 
 
-def _exports_states(mixer: Mixer) -> bool:
+def _exports_states(mixer: Mixer, part: ModelSpec) -> bool:
     """Whether a layer's kernels hand out a state inside a prompt: Mamba 2's, and FlashInfer's of gated delta
     nets, which run on Hopper and later (v0.33.0 layers/mamba/gdn/qwen_gdn_linear_attn.py:248, 746).
     """
-    return _is_gated_delta(mixer) or (isinstance(mixer, StateSpace) and mixer.kind == "mamba2")
+    return _is_exported_net(mixer, part) or (isinstance(mixer, StateSpace) and mixer.kind == "mamba2")
 
 
 def _kept_reach(mixer: Attention | LatentAttention, release: Release) -> tuple[CacheReach, int]:

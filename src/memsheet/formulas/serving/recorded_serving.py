@@ -132,7 +132,12 @@ def recorded_serving_notes(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
         if handing.architecture in code.own
         else f"has no code of its own for {kind} and runs transformers' (read at {code.tag}, {code.file})"
     )
-    said = [f"{plan.engine} {whose}, its cache the keys and values that this code keeps of each token"]
+    kept = (
+        "keys and values that this code keeps of each token"
+        if all(isinstance(mixer, Attention) for mixer in spec.mixers())
+        else f"keys, values, latents and states of its layers as {code.tag} lays them out"
+    )
+    said = [f"{plan.engine} {whose}, its cache the {kept}"]
     if agreed(plan.mesh.tp > 1):
         by = "its config's tensor-parallel plan" if handing.plan_words else "no plan, for its config has none"
         said.append(

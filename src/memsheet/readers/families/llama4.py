@@ -24,6 +24,7 @@ from memsheet.readers.nested import (
     bare_parameter,
     causal_head,
     model_class_name,
+    names_decoder,
     patch_size_and_count,
     rename_path_roots,
 )
@@ -55,8 +56,10 @@ def read(config: Fields) -> ModelSpec:
     if config.text("model_type", default="llama4") == "llama4_text":
         model_class_name(config, ("Llama4ForCausalLM",), "Llama4ForCausalLM")
         return _llama4_text_spec(config)
-    model_class_name(config, ("Llama4ForConditionalGeneration",), "Llama4ForConditionalGeneration")
     text = _llama4_text_spec(config.sub("text_config"))
+    if names_decoder(config, "Llama4ForCausalLM"):
+        return text
+    model_class_name(config, ("Llama4ForConditionalGeneration",), "Llama4ForConditionalGeneration")
     nested = rename_path_roots(text, {"model": "language_model.model", "lm_head": "language_model.lm_head"})
     return replace(
         nested, model_type="llama4", towers=(_llama4_vision_tower(config.sub("vision_config"), text.hidden),)

@@ -12,10 +12,12 @@ from memsheet.plan.model import Arrangement, Block, FeedForward, Mixer, ModelSpe
 from memsheet.readers.families.hybrid import gated_delta_net, gated_query_attention, gated_shared_experts
 from memsheet.readers.families.qwen3_vl import qwen3_vision_tower, seeing_qwen
 from memsheet.readers.fields import Fields
+from memsheet.readers.nested import names_decoder
 from memsheet.readers.parts import gated_mlp, repeating_layer_runs, rms_norm
 from memsheet.readers.sparse_parts import causal_lm, layer_kinds
 
 ROUTED = "qwen3_5_moe_text"
+_DECODERS = {"qwen3_5": "Qwen3_5ForCausalLM", "qwen3_5_moe": "Qwen3_5MoeForCausalLM"}
 MOST_AHEAD = 64
 
 
@@ -26,6 +28,8 @@ def read(config: Fields) -> ModelSpec:
         return _text_spec(config)
     nested = config.sub("text_config")
     text = _text_spec(Fields({**nested.data, "model_type": f"{kind}_text"}, nested.where, config.problems))
+    if names_decoder(config, _DECODERS[kind]):
+        return text
     return seeing_qwen(config, text, qwen3_vision_tower(config.sub("vision_config")))
 
 

@@ -18,6 +18,14 @@ TABLE = "ALL_ATTENTION_FUNCTIONS"
 TOP = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts")
 """Of a config: experts that a token goes to (``READ_IN``)."""
 
+SIZES = (
+    "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "index_head_dim", "linear_num_key_heads",
+    "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+)  # fmt: skip
+"""Of a config: what a latent, an indexer's key and a delta net's state are made of, in the words of the
+families that are written down.
+"""
+
 
 def observe_handing(model: Any, kinds: tuple[int, ...]) -> Handing:
     """What a model's classes and its config say; nothing is run."""
@@ -45,7 +53,13 @@ def observe_handing(model: Any, kinds: tuple[int, ...]) -> Handing:
             _plan_styles(layer, plan, f"{stack.removeprefix(prefix)}.{number}")
             for number, layer in zip(numbers, firsts, strict=True)
         ),
+        sizes=tuple(map(_said_sizes, said)),
     )
+
+
+def _said_sizes(text: Any) -> tuple[tuple[str, int], ...]:
+    found = ((key, getattr(text, key, None)) for key in SIZES)
+    return tuple((key, value) for key, value in found if type(value) is int and value > 0)
 
 
 def layer_configs(text: Any, numbers: Sequence[int]) -> list[Any]:

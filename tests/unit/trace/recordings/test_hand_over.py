@@ -28,3 +28,10 @@ def test_a_model_whose_tables_hold_a_part_for_every_layer_runs_all_of_them():
     assert record._stack_of(json.dumps(GEMMA4)).shallow.whole
     plain = {key: value for key, value in GEMMA4.items() if "per_layer" not in key and "types" not in key}
     assert not record._stack_of(json.dumps({**plain, "model_type": "llama"})).shallow.whole
+
+
+def test_what_latents_and_delta_nets_keep_is_said_in_the_words_of_the_config():
+    latent = {"model_type": "youtu", "num_hidden_layers": 2, "kv_lora_rank": 32, "qk_rope_head_dim": 16}
+    sizes = dict(record._stack_of(json.dumps(latent)).handing.sizes[0])
+    assert (sizes["kv_lora_rank"], sizes["qk_rope_head_dim"]) == (32, 16)
+    assert not record._stack_of(json.dumps(GEMMA4)).handing.sizes[0]
