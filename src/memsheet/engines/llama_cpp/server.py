@@ -16,7 +16,6 @@ from memsheet.engines.llama_cpp.buffers import (
     CELLS,
     Buffers,
     Facts,
-    LayerDevices,
     blocks_of,
     buffers_of,
     cache_devices,
@@ -36,6 +35,7 @@ from memsheet.engines.llama_cpp.facts import MAX_SEQUENCES
 from memsheet.engines.llama_cpp.latent_fork import cell_bytes
 from memsheet.engines.llama_cpp.lora import lora_file_host_bytes, lora_file_items
 from memsheet.engines.llama_cpp.options import llama_cpp_options
+from memsheet.engines.llama_cpp.placement import LayerDevices
 from memsheet.engines.llama_cpp.states import state_bytes
 from memsheet.formulas.serving.drafts import draft_facts, prefix_draft_items
 from memsheet.frozen import replace
