@@ -12,7 +12,7 @@ QUESTION = {"gpus": "2xA100-80GB", "seq_len": 512, "recompute": "full"}
 
 
 @pytest.mark.parametrize("engine", ["fsdp2", "torchtune"])
-@pytest.mark.parametrize("name", ["adamw_8bit", "lion_8bit", "lion", *(one.value for one in PAGED)])
+@pytest.mark.parametrize("name", ["adamw_8bit", "lion_8bit", "lion", *sorted(one.value for one in PAGED)])
 def test_no_engine_that_hands_out_dtensors_steps_by_bitsandbytes(engine: str, name: str) -> None:
     plan = {"engine": engine, "optimizer": {"name": name, "implementation": "bnb"}}
     with pytest.raises(InputError) as refused:
