@@ -139,7 +139,7 @@ FRAMES: dict[str, Frame] = {
                      "_unshard_fsdp_state_params", "_maybe_full_or_cpu_state_dict", "accelerator.save_state", *SHARDED_SAVES, *SAVES), CHECKPOINT_SAVE),
     **dict.fromkeys(("load_checkpoint", "load_state_dict", "resume_from_checkpoint"), CHECKPOINT),
     **dict.fromkeys(("optimizer.load_state_dict", *RESTORES), _RESTORE),
-    **dict.fromkeys(("fused_moe", "fused_experts", "token_permutation", "permute"), EXPERT_TOKENS),
+    **dict.fromkeys(("fused_moe", "fused_experts", "fused_experts_impl", "inplace_fused_experts", "outplace_fused_experts", "token_permutation", "permute"), EXPERT_TOKENS),
     **dict.fromkeys(("swiglu", "silu_and_mul", "gelu", "activations.forward"), FEED_FORWARD),
     **dict.fromkeys(("cache_utils.update", "cache_utils.reorder_cache", "cache_utils.lazy_initialization", "create_state_tensors"), _GROWN),
     **dict.fromkeys(("dequantize_4bit", "dequantize_blockwise", "dequantize_gguf_tensor"), _WIDENED),

@@ -276,6 +276,20 @@ def _names_of_counts(text: str) -> Iterator[str]:
         yield from (name for name, row in model_rows().items() if row["parameters"] in counts)
 
 
+def largest_model(text: str) -> tuple[int, int] | None:
+    """Parameters of the largest bundled model that a text names by its hub id, and numbers of its embedding;
+    None where it names none.
+    """
+    names = dict.fromkeys(found.group().rstrip(".") for found in islice(_HUB_ID.finditer(text), MOST))
+    known = [found for name in names if (found := find_model(name)) is not None]
+    sized = [(int(found.get("published_parameters") or 0), found["config"]) for found in known]
+    if not sized or not all(count for count, _ in sized):
+        return None
+    count, config = max(sized, key=lambda pair: pair[0])
+    config = {**config, **config.get("text_config", {})}
+    return count, int(config.get("vocab_size") or 0) * int(config.get("hidden_size") or 0)
+
+
 def least_parameters(text: str) -> int | None:
     """Parameters of the smallest bundled model that a text names by its hub id, as its release counts them;
     None where it names none.

@@ -104,7 +104,9 @@ _RECOMPUTES = re.compile(
 )  # fmt: skip
 """What says that activations are made again in backward: a setting, or a traceback that does it."""
 _WINDOWS = re.compile(r"\b[A-Za-z]:\\\w|WinError")
-_WINDOWS_SAID = re.compile(r"\bWindows (?:[78]|1[01]|Server)\b|\bwin(?:10|11)\b", re.IGNORECASE)
+_WINDOWS_SAID = re.compile(
+    r"\bWindows (?:[78]|1[01]|Server)\b|\bwin[ -]?1[01]\b|\bpage ?file\b|\bpaging file\b", re.IGNORECASE
+)
 _NOT_WINDOWS = re.compile(
     r"\bWSL|\bssh\b|\bLinux\b|\bUbuntu\b|(?<![\w.])/(?:home|usr|opt|root|workspace)/", re.IGNORECASE
 )
@@ -219,11 +221,12 @@ def _asked_of_prompts(text: str, programs: Sequence[str]) -> str:
 def _signs_of_text(log: Log, line: int) -> Signs:
     """What the text says, whatever functions stand in it."""
     text, growth = log.text, grows_steadily(log) or step_lines.allocated_growth(log)
+    growing = growing_series(log, line)
     event = _event_said(log, line)
     return Signs(
         release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
-        series=growing_series(log, line), rates=spoken_rates(text),
-        kept=() if step_lines.stays_level(log) else kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log))),
+        series=growing, rates=spoken_rates(text),
+        kept=() if step_lines.stays_level(log) else kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log) or growing)),
         growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or growth_in_prose(text), grows_said=growth_in_words(text),
         outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or ("" if saves_event(event) else event), saves_said=checkpoint_saving_clause(text) or (event if saves_event(event) else ""),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=unfreezing_clause(text),

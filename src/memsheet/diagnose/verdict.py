@@ -16,7 +16,7 @@ from memsheet.diagnose.contradictions import (
     judge_contradictions,
     without_doubtful_process,
 )
-from memsheet.diagnose.cures.choice import cures_of, without_growth
+from memsheet.diagnose.cures.choice import MOST, cures_of, without_growth
 from memsheet.diagnose.cures.tables import FUSED_LOSS, RECOMPUTE
 from memsheet.diagnose.cures.tensors import shared_term
 from memsheet.diagnose.figures import Figures, figure_facts, own_process, read_figures
@@ -34,7 +34,7 @@ from memsheet.diagnose.log_messages import (
     is_servers_own,
     stands_in,
 )
-from memsheet.diagnose.message import Cause, Cure, Judgement, Message, Term
+from memsheet.diagnose.message import NO, Cause, Cure, Judgement, Message, Term
 from memsheet.diagnose.messages import (
     below_torch,
     colocated,
@@ -155,6 +155,8 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         judged = _grown(signs) or below_torch.judge_bare(first, log)
         return _diagnosis_of(judged, facts, signs, judged.cures)
     found = _judged_figures(figures, first, signs, known, facts)
+    if (named := _stand_in_behind(first, messages)) and found.cause in OF_SUMS:
+        found = _told_by_server(found, named, log)
     return replace(found, notes=(*found.notes, FILLED)) if filled else found
 
 
@@ -178,6 +180,28 @@ def _grown(signs: Signs) -> Judgement | None:
     return replace(grown, cures=(without_growth(signs),)) if grown else None
 
 
+OF_SUMS = (Cause.REAL_NEED, Cause.UNKNOWN, Cause.FRAGMENTATION)
+"""Causes that bytes alone show, of which a server's own words behind them say more."""
+
+
+def _told_by_server(found: Diagnosis, named: Message, log: Log) -> Diagnosis:
+    """The same with the cause and the changes of the server's words, beside what certainly does not help."""
+    assert named.judge is not None
+    judged = named.judge(named, log)
+    told = {cure.change for cure in judged.cures}
+    useless = tuple(cure for cure in found.cures if cure.helps == NO and cure.change not in told)
+    return replace(
+        found, cause=judged.causes[0], because=judged.because, open_between=(), arithmetic=(found.because,),
+        cures=(*judged.cures, *useless)[:4],
+    )  # fmt: skip
+
+
+def _stand_in_behind(first: Message, messages: Sequence[Message]) -> Message | None:
+    """The words of a server behind a request that failed, which name what asked for it."""
+    near = (each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE)
+    return next((each for each in near if stands_in(each)), None)
+
+
 def _stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
     """What speaks for a first message without figures: the words of its server behind it, or the same failure
     told again with its size.
@@ -185,13 +209,12 @@ def _stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
     if "free" in first.facts:
         return None
     behind = [each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE]
-    named = (each for each in behind if stands_in(each))
     sized = (
         each for each in behind
         if each.judge is not None and each.judge is first.judge and len(each.facts) > len(first.facts)
         and each.line - first.line <= SAME_PLACE
     )  # fmt: skip
-    return next(named, None) or next(sized, None)
+    return _stand_in_behind(first, messages) or next(sized, None)
 
 
 def _signs_with_plan(signs: Signs, known: Axes) -> Signs:
@@ -272,11 +295,17 @@ def _diagnosis_of(
     judged: Judgement, facts: Mapping[str, Interval], signs: Signs, cures: tuple[Cure, ...]
 ) -> Diagnosis:
     decided = len(judged.causes) == 1
+    if not decided and Cause.OTHER_PROCESS in judged.causes and len(cures) < MOST and not _looks(cures):
+        cures = (*cures, below_torch.LOOK)
     return Diagnosis(
         inputs=(), found=True, cause=judged.causes[0] if decided else Cause.UNKNOWN, because=judged.because,
         open_between=() if decided else judged.causes, arithmetic=judged.arithmetic, facts=facts, term=judged.term,
         missing=judged.missing, cures=cures[:4], program=signs.program,
     )  # fmt: skip
+
+
+def _looks(cures: tuple[Cure, ...]) -> bool:
+    return any("nvidia-smi" in cure.where for cure in cures)
 
 
 def _named_facts(message: Message) -> dict[str, Interval]:
@@ -296,7 +325,9 @@ def _without_message(
             ),
         )
     if not failed and (echo := below_torch.echo_words(log)):
-        return replace(nothing, found=True, cause=Cause.FOLLOW_UP_ERROR, because=echo)
+        return replace(
+            nothing, found=True, cause=Cause.FOLLOW_UP_ERROR, because=echo, cures=(below_torch.FIRST_ERROR,)
+        )
     deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
     if deaths and not failed:
         return replace(nothing, notes=deaths)

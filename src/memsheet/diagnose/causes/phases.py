@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memsheet.diagnose.causes.shortages import is_too_little, kept_covers, shortage_words
+from memsheet.diagnose.causes.shortages import kept_covers, lacking_words, lacks_room
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.frames import FIRST_UPDATE, OF_SERVERS, PHASE_CAUSES
 from memsheet.diagnose.interval import (
@@ -37,13 +37,13 @@ def lacks_room_for_states(of: Figures, signs: Signs) -> bool | None:
     """An optimizer makes its states in its first update: forward and backward fitted, every further step
     holds these beside what they needed.
     """
-    return is_too_little(of, signs) if signs.frame is FIRST_UPDATE else False
+    return lacks_room(of, signs) if signs.frame is FIRST_UPDATE else False
 
 
 def first_update_words(of: Figures, signs: Signs) -> str:
     return (
         "forward and backward fitted, and the optimizer makes its states in its first update: from there on every step "
-        f"holds them, too; {shortage_words(of, signs)}"
+        f"holds them, too; {lacking_words(of, signs)}"
     )  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def is_too_little_in_server(of: Figures, signs: Signs) -> bool | None:
 
 def is_too_little_for_trial(of: Figures, signs: Signs) -> bool | None:
     """The same where a server makes the cache of its trial run, before all else that it would serve."""
-    return _lacks_room(of, signs) if signs.frame is TRIAL_CACHE else False
+    return lacks_room(of, signs) if signs.frame is TRIAL_CACHE else False
 
 
 _GROWS_SAID = re.compile(
@@ -116,15 +116,16 @@ _GROWS_SAID = re.compile(
 
 def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it ran before and memory is not given back."""
-    return _lacks_room(of, signs) if said_of(_GROWS_SAID, signs.text) else False
+    return lacks_room(of, signs) if said_of(_GROWS_SAID, signs.text) else False
 
 
 def is_too_little_in_evaluation(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it died in an evaluation."""
-    return _lacks_room(of, signs) if not signs.phase and says_evaluation_dies(signs.text) else False
+    return lacks_room(of, signs) if not signs.phase and says_evaluation_dies(signs.text) else False
 
 
-def _lacks_room(of: Figures, signs: Signs) -> bool | None:
+def lacks_room(of: Figures, signs: Signs) -> bool | None:
+    """Whether tensors fill the card, or what is free and kept is too little."""
     return True if fills_its_card(of, signs) else is_too_little(of, signs)
 
 
@@ -174,10 +175,14 @@ def server_shortage_words(of: Figures, signs: Signs) -> str:
     )
 
 
+def lacking_words(of: Figures, signs: Signs) -> str:
+    """What of ``lacks_room`` holds."""
+    return full_card_words(of, signs) if fills_its_card(of, signs) else shortage_words(of, signs)
+
+
 def trial_shortage_words(of: Figures, signs: Signs) -> str:
-    short = full_card_words(of, signs) if fills_its_card(of, signs) else shortage_words(of, signs)
     return (
-        f"{short}; it was {TRIAL_CACHE.words}: what is left beside the weights does not hold as many "
+        f"{lacking_words(of, signs)}; it was {TRIAL_CACHE.words}: what is left beside the weights does not hold as many "
         "tokens as it is to read in one pass"
     )  # fmt: skip
 

@@ -19,7 +19,9 @@ from memsheet.diagnose.cures.shortages import for_need
 from memsheet.diagnose.cures.tables import (
     CACHES,
     FEWER_TRAINED,
+    HOOKS,
     KEEP_FEWER,
+    KEEP_NO_HOOK,
     KEEP_NO_RUN,
     KEEP_NO_SESSION,
     KEEP_NOTHING,
@@ -121,7 +123,7 @@ def _moved_to_host(of: _Case) -> Iterator[Cure]:
         yield PAGE_FILE
     yield from (MORE_HOST, SMALLER_BATCH)
     has_room = "the card has room for the request"
-    why = f"unsupported on Windows, and {has_room.removeprefix('the ')}" if of.signs.windows else has_room
+    why = f"unsupported on Windows, and {has_room}" if of.signs.windows else has_room
     yield expandable_cure(of.figures, of.signs, of.who, covered=False, why=why)
 
 
@@ -203,4 +205,6 @@ def without_growth(signs: Signs) -> Cure:
         return OF_KEPT[signs.kept[0].what]
     if SEVERAL_RUNS.search(signs.text):
         return KEEP_NO_SESSION if OF_KERAS.search(signs.text) else KEEP_NO_RUN
+    if HOOKS.search(signs.text):
+        return KEEP_NO_HOOK
     return KEEP_FEWER if CACHES.search(signs.text) else KEEP_NOTHING

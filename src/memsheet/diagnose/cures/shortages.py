@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 
 from memsheet.diagnose.cures.tables import (
     BUCKETS,
@@ -31,8 +32,9 @@ from memsheet.diagnose.cures.tensors import NOT_MADE, grows_with_batch, place_of
 from memsheet.diagnose.cures.without_training import without_training
 from memsheet.diagnose.figures import Figures, aligned_bytes
 from memsheet.diagnose.frames import GATHER, REDUCED, STEP_SIZES
-from memsheet.diagnose.interval import at_least, size_words
+from memsheet.diagnose.interval import Interval, at_least, size_words
 from memsheet.diagnose.message import MAYBE, NO, YES, Cure, Term
+from memsheet.diagnose.named_models import largest_model, names_experts
 from memsheet.diagnose.signs import Signs
 from memsheet.frozen import replace
 
@@ -84,12 +86,14 @@ def for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure
         return
     phase = signs.phase or (signs.frame.phase if signs.frame else "")
     if found := OF_PHASE.get(signs.phase) or (OF_PHASE[phase] if phase in ("save", "restore") else ()):
-        yield from _in_sixteen_bits(signs, term)
-        yield from found
+        unapplied = tuple(_in_four_bits(figures, signs))
+        yield from unapplied or _in_sixteen_bits(signs, term)
+        yield from (cure for cure in found if not unapplied or cure.change != FEWER_BITS)
         return
     if states := tuple(_for_states(signs, term)):
         yield from states
-        return
+        if term is None or term.component != "gradients":
+            return
     if signs.frame is GATHER:
         yield replace(SMALLER_UNITS, where=UNITS.get(signs.trainer, SMALLER_UNITS.where))
     if signs.frame is REDUCED:
@@ -102,6 +106,39 @@ def for_need(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure
     elif term is not None and term.path == "attention/scores":
         yield without_scores(figures, place_of_scoreless(signs))
     yield from _for_micro_batch(figures, signs, term)
+
+
+FEWER_BITS = OF_PHASE["load"][0].change
+_ASKS_FOUR_BITS = re.compile(
+    r"\bload_in_4bit[\"']?\s{0,3}[=:]\s{0,3}[Tt]rue\b|\bbnb_4bit_quant_type\b"
+    r"|--load[-_]in[-_]4bit\b(?!\s{0,3}[= ]\s{0,3}[Ff]alse)"
+)
+_TAKES_CONFIG = re.compile(r"\bquantization_config\s{0,3}=(?!=)")
+NF4_BYTES = Fraction(1, 2) + Fraction(4, 64)
+"""Bytes of a weight in four bits, with its share of a scale in fp32 for every 64 (bitsandbytes at 95f9af30,
+functional.py:918).
+"""
+
+
+def _in_four_bits(figures: Figures, signs: Signs) -> Iterator[Cure]:
+    """Of a load that is asked for weights in four bits, and holds more than all of them are in these, though
+    embeddings and output projection took 4 bytes a number. Experts that are one tensor stay whole, and are
+    not judged.
+    """
+    asked = figures.allocated is not None and signs.phase == "load" and _ASKS_FOUR_BITS.search(signs.text)
+    whole = largest_model(signs.text) if asked and not names_experts(signs.text) else None
+    if whole is None or figures.allocated is None:
+        return
+    parameters, embedded = whole
+    most = int(parameters * NF4_BYTES) + 2 * 4 * embedded
+    if figures.allocated.low <= most:
+        return
+    unpassed = "BitsAndBytesConfig" in signs.text and not _TAKES_CONFIG.search(signs.text)
+    yield Cure(
+        change="weights in four bits, as they are asked for: the load seems not to apply it", helps=MAYBE,
+        where="from_pretrained(…, quantization_config=bnb_config)" if unpassed else "quantization_config of the call that loads",
+        why=f"{size_words(figures.allocated)} of tensors are more than the {size_words(Interval(most, most))} that the whole model takes in nf4",
+    )  # fmt: skip
 
 
 _OF_TRANSFORMERS = re.compile(r"\bfrom_pretrained\b|\btransformers\b")

@@ -230,6 +230,10 @@ states on the host where all are.
 """
 OF_COMPONENT: dict[str, tuple[Cure, ...]] = {
     "parameters": OF_PHASE["load"],
+    "gradients": (
+        Cure(change="train adapters alone, or of an embedding new rows alone", helps=MAYBE, where="LoraConfig(trainable_token_indices=[…])"),
+        Cure(change=SPREAD_STATES, helps=MAYBE),
+    ),
     "optimizer_states": (
         Cure(change=SMALL_STATES, helps=MAYBE, where="bitsandbytes.optim.AdamW8bit"),
         Cure(change=SPREAD_STATES, helps=MAYBE),
@@ -260,13 +264,18 @@ KEEP_NOTHING = Cure(
     change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
 )  # fmt: skip
 KEEP_ON_HOST = Cure(
-    change="what is kept moved to the host, or only the part that is needed", helps=MAYBE, where=".detach().cpu() before it is put on the list"
+    change="what is kept moved to the host, or only the part that is needed", helps=MAYBE, where=".detach().cpu() before it is put on the list (torch.no_grad() where nothing is trained)"
 )  # fmt: skip
 CUT_GRAPH = Cure(
     change="the state cut from the graph of earlier rounds", helps=MAYBE, where="h = h.detach() in front of each round, and no retain_graph=True", why="backward then goes through one round"
 )  # fmt: skip
 OF_KEPT = {"sum": SUM_NUMBERS, "losses": KEEP_NUMBERS, "outputs": KEEP_ON_HOST, "graph": CUT_GRAPH}
 """What lets go of what a script keeps, by ``Kept.what`` (diagnose/script_lines.py)."""
+KEEP_NO_HOOK = Cure(
+    change="hooks removed, and what they put on a list let go, before the next round", helps=MAYBE, where="handle.remove(); feats.clear() (and out.detach().cpu() in the hook)",
+    why="each registration adds one more hook, and each output that is kept holds its graph",
+)  # fmt: skip
+HOOKS = re.compile(r"\bregister_(?:full_|module_)?(?:forward|backward)_(?:pre_)?hook\b|\bforward[ _]hooks?\b")
 KEEP_FEWER = Cure(
     change="a cache of results kept on the host, or bounded", helps=MAYBE, where="lru_cache(maxsize=N), and .cpu() on what is returned", why="each result that is kept is a tensor of the card",
 )  # fmt: skip

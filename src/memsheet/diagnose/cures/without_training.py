@@ -27,14 +27,16 @@ from memsheet.diagnose.frames import (
     ADAPTERS,
     DECODED,
     EVALUATION,
+    EXPERT_TOKENS,
+    FEED_FORWARD,
     GATHERED,
     GENERATION,
     LOADING,
     PROMPT_PROBS,
     SERVING,
 )
-from memsheet.diagnose.interval import at_most_words, size_words
-from memsheet.diagnose.message import MAYBE, Cure, Term
+from memsheet.diagnose.interval import Interval, at_most_words, size_words
+from memsheet.diagnose.message import MAYBE, NO, Cure, Term
 from memsheet.diagnose.signs import Signs
 from memsheet.frozen import replace
 
@@ -42,6 +44,10 @@ from memsheet.frozen import replace
 def in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
     share = SERVER_SHARE.get(signs.program, "")
     lacking = short_bytes(figures)
+    if own_size := CACHE_IN_BYTES.search(signs.text):
+        yield from _smaller_cache(int(own_size[1]), lacking)
+        yield from _fewer_requests(figures, signs, term)
+        return
     hundredths = (
         -(-lacking.high * 100 // figures.capacity.low) if figures.capacity and figures.capacity.low else 1
     )
@@ -53,8 +59,38 @@ def in_server(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cur
         yield Cure(
             change="fewer CUDA graphs, or none", helps=MAYBE, where=SERVER_GRAPHS.get(signs.program, "")
         )
+    yield from _fewer_requests(figures, signs, term)
+
+
+CACHE_IN_BYTES = re.compile(
+    r"\bkv[-_]cache[-_]memory(?:[-_]bytes)?[\"']?(?:\s{0,3}[=:,]\s{0,3}|\s)[\"']?(\d{8,15})\b"
+)
+"""vLLM's cache by its size, beside which it reads no share of the card (vllm/config/cache.py,
+kv_cache_memory_bytes: "when ... not-None, vLLM ignores gpu_memory_utilization").
+"""
+
+
+def _smaller_cache(held: int, lacking: Interval) -> Iterator[Cure]:
+    yield Cure(
+        change="a smaller KV cache", helps=MAYBE, saves_bytes=lacking.high, where=f"--kv-cache-memory {max(0, held - lacking.high)}",
+        why=f"{at_most_words(lacking)} are short beside the {size_words(Interval(held, held))} that it is set to",
+    )  # fmt: skip
+    yield Cure(
+        change="a smaller share of the card", helps=NO, where="--gpu-memory-utilization", why="the cache has a size of its own, beside which the share is not read",
+    )  # fmt: skip
+
+
+def _fewer_requests(figures: Figures, signs: Signs, term: Term | None) -> Iterator[Cure]:
     if signs.frame is PROMPT_PROBS:
         yield from OF_PROMPTS.get(signs.program, ())
+    elif signs.frame in (EXPERT_TOKENS, FEED_FORWARD):
+        change = "fewer tokens in one pass"
+        yield Cure(
+            change=change,
+            helps=MAYBE,
+            where=RUNNERS.get((signs.program, change), ""),
+            why="what the experts read is tokens × experts of a token wide",
+        )
     elif term is not None and term.path == "sampler" and (count := first_axis(term)):
         yield Cure(
             change=f"half as many requests at once: {count // 2}",

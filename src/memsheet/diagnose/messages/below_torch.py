@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_LEAST
 from memsheet.diagnose.interval import size_words, sum_intervals
-from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages import other_runtimes
 from memsheet.diagnose.messages.colocated import handed_over_facts, place_of_share, shares_a_card
 from memsheet.diagnose.messages.deepspeed import step_facts
@@ -19,12 +19,13 @@ from memsheet.diagnose.messages.holders import (
 )
 from memsheet.diagnose.messages.llama_cpp import refused_call
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
+from memsheet.diagnose.messages.sglang import pool_facts
 from memsheet.diagnose.messages.stated import share_called, smaller_share, stated_share
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 from memsheet.units import GIB
 
 SIGNS = (
-    b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc", b"ncclUnhandledCudaError", b"unable to find an engine", b"CUBLAS_STATUS_NOT_INITIALIZED",
+    b"HAMI-core ERROR",    b"CUDA Error: out of memory", b"CUDA error: out of memory", b"CUDA_ERROR_OUT_OF_MEMORY", b"Cuda failure", b"CUDA calloc", b"ncclUnhandledCudaError", b"unable to find an engine", b"CUBLAS_STATUS_NOT_INITIALIZED",
     b"_STATUS_ALLOC_FAILED", b"CUFFT_ALLOC_FAILED", b"cudaErrorMemoryAllocation", b"more than 1EB", b"cu_mem_create", b"CUDA driver error: out of memory", b"HIP error: out of memory", b"ROCm error: out of memory", b"MUSA error: out of memory", b"hipErrorOutOfMemory", b"cuda runtime error (2)", b"Error out of memory at line",
     *other_runtimes.SIGNS,
 )  # fmt: skip
@@ -35,6 +36,10 @@ ROOM = Cure(
 )  # fmt: skip
 LOOK = Cure(
     change="find who else is on the card", helps=MAYBE, where="nvidia-smi", why="what others hold there is free once they end"
+)  # fmt: skip
+FIRST_ERROR = Cure(
+    change="look for the first error: above, and in the logs of the other processes", helps=MAYBE,
+    where="grep -n -m 5 -E 'Error|Traceback|Killed' LOG (and dmesg)", why="what is told here came of it, and no setting mends an echo",
 )  # fmt: skip
 BLOCKING = Cure(
     change="one run with every kernel waited for", helps=MAYBE, where="CUDA_LAUNCH_BLOCKING=1",
@@ -81,9 +86,26 @@ def _wake_up(_: Message, log: Log) -> Judgement:
         Cure(change=LOWER_FRACTION, helps=MAYBE, where=place_of_share(log.text, "gpu_memory_utilization (mem_fraction_static)")),
     )  # fmt: skip
     return Judgement(
-        causes=(Cause.WAKE_UP_RACE,), cures=cures,
+        causes=(Cause.WAKE_UP_RACE,), cures=cures, term=_taken_back(log),
         because="a sleeping server takes its memory back while somebody else still holds the card; the driver refused",
     )  # fmt: skip
+
+
+_TAGS = re.compile(
+    r"tags=\[?(?:\w+\.)?[\"']?(?:GPU_MEMORY_TYPE_)?(?P<tag>kv_cache|KV_CACHE|weights|WEIGHTS)\b[\"']?\]"
+)
+
+
+def _taken_back(log: Log) -> Term | None:
+    """What a server was told to take back, where that is one thing."""
+    tags = {found["tag"].lower() for found in _TAGS.finditer(log.text)}
+    if len(tags) != 1:
+        return None
+    if "weights" in tags:
+        return Term(component="parameters", path="model", shape="", exact=False, words="the server's weights")
+    size = pool_facts(log).get("kv_allocated_bytes")
+    shape = size_words(size) if size else ""
+    return Term(component="kv_cache", path="model", shape=shape, exact=False, words="the server's KV cache")
 
 
 def _without_cache(log: Log) -> tuple[Cure, ...]:
@@ -119,6 +141,7 @@ def _refused_handle(message: Message, log: Log) -> Judgement:
             causes=(Cause.FOLLOW_UP_ERROR,),
             because="an earlier error of a kernel stands in the same log; what comes after it is its echo, "
             "no shortage",
+            cures=(BLOCKING,),
         )
     if judged := judged_by_table(
         message, log, "the matrix library was refused its handle and workspace", GIB
@@ -137,6 +160,7 @@ def _torn_collective(_: Message, __: Log) -> Judgement:
         because="a size beyond 1 EB is no request: a collective was torn down, and its half-read figures "
         "are what is "
         "printed; look for the first error of any rank",
+        cures=(FIRST_ERROR,),
     )
 
 
@@ -237,9 +261,33 @@ def _refused_optimizer(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _beyond_virtual_card(message: Message, _: Log) -> Judgement:
+    """HAMi's library between a process and the driver, which refuses what passes the share of the card that
+    its pod was given (Project-HAMi/HAMi-core, src/allocator/allocator.c, oom_check).
+    """
+    wanted, allowed = message.facts["wanted"], message.facts["allowed"]
+    return Judgement(
+        causes=(Cause.LIMIT_SET,), missing=(wanted - allowed).positive,
+        because=f"the process would hold {size_words(wanted)}, and its pod is allowed {size_words(allowed)} of the card: a limit that the cluster's "
+        "scheduler sets, whatever else of the card is free",
+        cures=(
+            Cure(change="a higher limit of the pod", helps=MAYBE, where="nvidia.com/gpumem: N (MiB; or nvidia.com/gpumem-percentage)"),
+            Cure(change="a job that stays within it: weights in fewer bits, a smaller batch", helps=MAYBE),
+            Cure(change="expandable segments", helps=NO, why="the limit counts what the driver hands out, however it is laid out"),
+        ),
+    )  # fmt: skip
+
+
+_RUNNER_ENDS = re.compile(r"llama(?:runner|-server)processhasterminated:")
+
+
 def judge_bare(message: Message, log: Log) -> Judgement:
-    """Nothing, unless a table beside it says who holds the card."""
-    return judged_by_table(message, log, "memory of the card was refused") or Judgement(
+    """Nothing, unless a table beside it says who holds the card, or Ollama that its model's process ended."""
+    if told := judged_by_table(message, log, "memory of the card was refused"):
+        return told
+    if _RUNNER_ENDS.search(log.squeezed):
+        return refused_call(log)
+    return Judgement(
         causes=(),
         because="the message has no figures, and without them the cause cannot be told: the lines before it "
         "may have them, or nvidia-smi beside it",
@@ -247,6 +295,14 @@ def judge_bare(message: Message, log: Log) -> Judgement:
 
 
 FORMS = (
+    Form(
+        "virtual card",
+        re.compile(
+            r"HAMI-coreERROR\S{0,80}?Device\d{1,3}OOM(?P<wanted>\d{1,15})/(?P<allowed>\d{1,15})(?!\d)"
+        ),
+        _beyond_virtual_card,
+        {"wanted": "bytes", "allowed": "bytes"},
+    ),
     Form("wake-up", re.compile(r"CUDAError:outofmemoryat\S{0,200}?cumem_allocator\.c"), _wake_up),
     Form(
         "wake-up",
@@ -337,6 +393,10 @@ _RUNNER = (
     "Ollama only says that its model's process ended: what it died of, memory or not, stands in the server's log "
     "(journalctl -u ollama, ~/.ollama/logs/server.log), which is not in this text"
 )  # fmt: skip
+_ACTOR = (
+    "Ray only says that a worker's process is gone, and lists what may end one, the host's memory among it: the worker's own log "
+    "(worker-*.err in the logs of Ray's session) and dmesg on its node tell which it was"
+)  # fmt: skip
 ECHOES = (
     ("traceback:Toenabletracebacksee:", _LAUNCHED),
     ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
@@ -344,6 +404,7 @@ ECHOES = (
     ("Enginecoreinitializationfailed.Seerootcauseabove", _ENGINE),
     ("AsyncEngineDeadError", _ENGINE),
     ("schedulerisdead.Pleasecheckifthere", _ENGINE),
+    ("actorisdeadbecauseitsworkerprocesshasdied", _ACTOR),
     ("modelrunnerhasunexpectedlystopped", _RUNNER),
     ("modelfailedtoload,thismaybeduetoresourcelimitations", _RUNNER),
     ("llamarunnerprocesshasterminated", _RUNNER),

@@ -92,7 +92,32 @@ def _term_of_buffers(size: Interval | None, printed: str) -> Term | None:
     if len(fitting) != 1:
         return _largest_temporary(size, printed)
     ((kind, counts, width),) = fitting
-    return _term_of_shape(kind, counts, width, "as XLA prints its buffers", exact=True)
+    term = _term_of_shape(kind, counts, width, "as XLA prints its buffers", exact=True)
+    return _named_by_operator(term, printed, ",".join(map(str, counts)))
+
+
+_OF_LOGITS = re.compile(
+    r"logit|lm_head|unembed|log_softmax|softmax_cross_entropy|output_projection", re.IGNORECASE
+)
+"""What code calls its logits, as XLA has it in the name of an operator."""
+
+
+def _named_by_operator(term: Term | None, printed: str, axes: str) -> Term | None:
+    """The same as logits, where an operator's name says so that makes a buffer of the same axes."""
+    if term is None:
+        return None
+    made = (
+        printed[max(0, each.start() - MOST_OF_BUFFER) : each.start()].rpartition("Size:")[2]
+        for each in islice(_BUFFER.finditer(printed), MOST_BUFFERS)
+        if each[1].partition("[")[2] == f"{axes}]"
+    )
+    if not any(_OF_LOGITS.search(each.partition("source_file")[0]) for each in made):
+        return term
+    return replace(term, path="loss", words=f"logits, {term.words}")
+
+
+MOST_OF_BUFFER = 1200
+"""Letters of a buffer's description before its shape that are read."""
 
 
 def _term_of_shape(kind: str, counts: list[int], width: int, how: str, *, exact: bool) -> Term:
@@ -119,7 +144,8 @@ def _largest_temporary(size: Interval | None, printed: str) -> Term | None:
     if width is None or _PARAMETER.search(printed, 0, found.start()) or width * math.prod(counts) > size.high:
         return None
     how = "the largest of the program's temporaries, which were asked for at once"
-    return _term_of_shape(kind, counts, width, how, exact=False)
+    term = _term_of_shape(kind, counts, width, how, exact=False)
+    return _named_by_operator(term, printed, axes)
 
 
 LEAST_LENGTH = 512

@@ -227,7 +227,9 @@ def _size_in_bytes(message: Message, log: Log, asked: Interval | None) -> str:
 def _free_on_card(log: Log, message: Message) -> Interval | None:
     """What the program found free on the card when it started, where one card is named."""
     found = {each["free"] for each in _FREE.finditer(log.squeezed, 0, log.place_of(message.line))}
-    return printed_bytes(found.pop(), "MiB") if len(found) == 1 else None
+    if len(found) == 1:
+        return printed_bytes(found.pop(), "MiB")
+    return None if found else ollama.free_on_card(log, log.place_of(message.line))
 
 
 def _host_buffer(_: Message, log: Log) -> Judgement:

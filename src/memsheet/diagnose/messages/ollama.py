@@ -17,8 +17,8 @@ from memsheet.frozen import replace
 
 SIGNS = (b"requires more system memory", b"memory.required", b"runner process", b"resource limitations")
 _MARKS = re.compile(
-    r"ollama|llama runner process|source=(?:sched|server|memory|runner|ggml)\.go|//ml/backend/ggml"
-    r"|\bnum_ctx\b",
+    r"ollama|llama runner process|llama-server process has|source=(?:sched|server|memory|runner|ggml)\.go"
+    r"|//ml/backend/ggml|\bnum_ctx\b",
     re.IGNORECASE,
 )
 """What its logs and settings alone hold."""
@@ -85,6 +85,21 @@ def placed_sizes(log: Log) -> tuple[Interval, Interval, Interval] | None:
         printed_bytes(found[-1][name], found[-1][f"{name}_unit"]) for name in ("free", "placed", "cache")
     ] if found else []  # fmt: skip
     return (sizes[0], sizes[1], sizes[2]) if len(sizes) == 3 and None not in sizes else None  # type: ignore[return-value]
+
+
+_FREE = re.compile(
+    rf"msg=\"gpumemory\"\S{{0,160}}?free=\"(?P<free>{NUMBER})(?P<unit>[KMG]iB)\""
+    rf"|memory\.available=\"\[(?P<listed>{NUMBER})(?P<listed_unit>[KMG]iB)\]\""
+)
+
+
+def free_on_card(log: Log, place: int) -> Interval | None:
+    """What it found free on its one card as it began to load, before a place of ``squeezed``."""
+    found = {
+        (each["free"] or each["listed"], each["unit"] or each["listed_unit"])
+        for each in _FREE.finditer(log.squeezed, 0, place)
+    }
+    return printed_bytes(*found.pop()) if len(found) == 1 else None
 
 
 def _short_system(message: Message, log: Log) -> Judgement:

@@ -40,7 +40,7 @@ def _refused_prefill(message: Message, _: Log) -> Judgement:
         cures=(
             Cure(change="fewer tokens in one pass", helps=MAYBE, where=f"{PREFILL} {max(1, count // 2)}", why=f"the trial run is of {count:,} now"),
             Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--num-shard N (or --quantize)"),
-            Cure(change="a larger share of the card", helps=NO, why="the trial run takes what it needs of the whole card, and the cache is sized behind it"),
+            Cure(change="another share of the card", helps=NO, why="the trial run comes before the cache, and asks for as much whatever the share"),
         ),
     )  # fmt: skip
 

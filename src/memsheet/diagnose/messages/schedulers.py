@@ -63,7 +63,7 @@ FORMS = (
     Form(KIND, re.compile(r"ContainerkilledbyYARNforexceeding(?:physical|virtual)?memorylimits"), _limit_reached("a container of YARN went over its limit of host memory", _OVERHEAD)),
     Form(KIND, re.compile(r"Memorylimitexceeded\(\d{1,6}[KMGT]i?B?\)"), _limit_reached("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"Containerkilledduetomemoryusage"), _limit_reached("a container went over its limit of host memory", _more())),
-    Form(KIND, re.compile(r"(?:killedbytheOOMkiller|withresult'oom-kill')"), _limit_reached("the kernel killed a process of a service as host memory ran out", _more("MemoryMax"))),
+    Form(KIND, re.compile(r"(?:killedbytheOOMkiller(?!duetohighmemoryusage)|withresult'oom-kill')"), _limit_reached("the kernel killed a process of a service as host memory ran out", _more("MemoryMax"))),
     Form("worker", re.compile(r"exceeded\d{1,3}%memorybudget\.?Restarting"), _limit_reached("a worker of Dask went over its limit of host memory and was started anew", _more("memory_limit"), Cure(change="smaller partitions", helps=MAYBE))),
     Form(KIND, re.compile(r"sessioncrashedafterusingallavailableRAM"), _limit_reached("the notebook's host memory ran out", _more("a runtime of more RAM"))),
     Form(KIND, re.compile(r"notebooktriedtoallocatemorememorythanisavailable"), _limit_reached("the notebook's host memory ran out", _more())),

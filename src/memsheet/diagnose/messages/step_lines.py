@@ -65,10 +65,12 @@ _USED = re.compile(
 )  # fmt: skip
 _TOKENS = re.compile(
     r"(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,200}?"
-    r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[ _]?len(?:gth)?|len(?:gth)?)(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s)(\d[\d,]{1,9})(?![\d/])",
+    r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[_ ]?len(?:gth)?|len(?:gth)?|(?:seq|tokens?)[_ ]?max|max[_ ]?(?:seq|tokens?))"
+    r"(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s|(?<=max)\s{1,3}|(?<=max_seq)\s{1,3})(\d[\d,]{1,9})(?![\d/])"
+    r"|(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,60}?\b(?:padded to|shape|size)[\"']?\s{0,3}[:=]?\s{0,3}(?:torch\.Size\()?[(\[]\d{1,5},\s{0,2}(\d{2,9})[)\]]",
     re.IGNORECASE,
 )  # fmt: skip
-"""Tokens, or the length, of a step, as its line says it."""
+"""Tokens, or the length, of a step, as its line says it, or the shape of its batch."""
 FEWEST, BEYOND = 3, (3, 2)
 """Steps that make a custom, and how far beyond their largest one is another."""
 ENOUGH = 4
@@ -240,7 +242,7 @@ def outsized_step(log: Log, line: int) -> tuple[int, int] | None:
     one is far larger than all of them.
     """
     found = (_TOKENS.search(each) for each in log.lines[: line + 1])
-    sizes = [int(said[1].replace(",", "")) for said in found if said]
+    sizes = [int((said[1] or said[2]).replace(",", "")) for said in found if said]
     most = max(sizes[:-1], default=0)
     fewest = FEWEST - (len(set(sizes[:-1])) == 1)  # alike ones are a custom earlier
     return (sizes[-1], most) if len(sizes) > fewest and sizes[-1] * BEYOND[1] >= most * BEYOND[0] else None

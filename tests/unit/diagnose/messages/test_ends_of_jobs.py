@@ -150,6 +150,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("k8s evict disk", "The node was low on resource: ephemeral-storage."),
     ),
     "other_process": (
+        ("ollama other", 'time=2025-05-01 level=INFO source=server.go msg=offload library=cuda layers.requested=-1 layers.model=49 memory.available="[3.1 GiB]" memory.required.full="9.2 GiB"\nRTX 3090 24GB; ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8148.38 MiB on device 0: cudaMalloc failed: out of memory\nnvidia-smi: python 19.8 GB'),
         ("vllm free", "ValueError: Free memory on device cuda:0 (3.21/23.64 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."),
         ("vllm profil", "AssertionError: Error in memory profiling. Initial free memory 20.1 GiB, current free memory 21.4 GiB. This happens when other processes sharing the same container release GPU memory while vLLM is profiling during initialization. vllm/v1/worker/gpu_worker.py"),
         ("llama 2", "llama_model_load_from_file_impl: using device CUDA0 (NVIDIA GeForce RTX 4090) - 3120 MiB free\nggml_backend_cuda_buffer_type_alloc_buffer: allocating 9148.38 MiB on device 0: cudaMalloc failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 9592770560\nllama_model_load: error loading model: unable to allocate CUDA0 buffer"),
@@ -223,7 +224,6 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("directml", "RuntimeError: Could not allocate tensor with 1073741824 bytes. There is not enough GPU video memory available!"),
         ("cupy", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,589,934,592 bytes (allocated so far: 17,179,869,184 bytes)."),
         ("vulkan", "vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
-        ("ollama other", 'time=2025-05-01 level=INFO source=server.go msg=offload library=cuda layers.requested=-1 layers.model=49 memory.available="[3.1 GiB]" memory.required.full="9.2 GiB"\nRTX 3090 24GB; ggml_backend_cuda_buffer_type_alloc_buffer: allocating 8148.38 MiB on device 0: cudaMalloc failed: out of memory\nnvidia-smi: python 19.8 GB'),
     ),
     "real_need or other_process or not_gpu_memory": (
         ("onnx", "onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException: [ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running MatMul node. bfc_arena.cc:376 AllocateRawInternal Failed to allocate memory for requested buffer of size 1073741824"),

@@ -74,6 +74,14 @@ def test_its_reason_speaks_where_it_is_told() -> None:
     assert found_in(GRAPH, told).cause is Cause.REAL_NEED
 
 
+@pytest.mark.parametrize("process", ["llama runner", "llama-server"])
+def test_a_reason_without_figures_leaves_the_changes(process: str) -> None:
+    found = found_in(f"Error: {process} process has terminated: cudaMalloc failed: out of memory")
+    assert found.cause is Cause.UNKNOWN
+    assert Cause.REAL_NEED in found.open_between
+    assert "num_gpu N" in offered(found)
+
+
 LOAD = (
     "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 27311.08 MiB on device 0: cudaMalloc failed: out of memory",
     "alloc_tensor_range: failed to allocate CUDA0 buffer of size 28637757440",

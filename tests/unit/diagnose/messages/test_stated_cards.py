@@ -15,8 +15,9 @@ def one_request(needed: float, held: float, share: float, length: int = 32768) -
     most = int(held / needed * length) // 16 * 16
     return (
         f"gpu_memory_utilization={share}\nValueError: To serve at least one request with the models's max "
-        f"seq len ({length}), ({needed:.2f} GiB KV cache is needed, which is larger than the available KV cache "
-        f"memory ({held:.2f} GiB). Based on the available memory, the estimated maximum model length is {most}."
+        f"seq len ({length}), ({needed:.2f} GiB KV cache is needed, which is larger than the available "
+        f"KV cache memory ({held:.2f} GiB). Based on the available memory, "
+        f"the estimated maximum model length is {most}."
     )
 
 
