@@ -80,10 +80,12 @@ ref = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B", quantization_confi
 """
 PAIRS = (
     "args = DPOConfig('o', per_device_train_batch_size=2, max_length=512, bf16=True)\n"
-    "DPOTrainer(model=model, ref_model=ref, args=args, peft_config=LoraConfig(r=16), train_dataset=data).train()"
+    "DPOTrainer(model=model, ref_model=ref, args=args, peft_config=LoraConfig(r=16),\n"
+    "    train_dataset=data).train()"
 )
 SCORED = (
-    "args = GRPOConfig('o', per_device_train_batch_size=8, num_generations=8, max_completion_length=256, bf16=True)\n"
+    "args = GRPOConfig('o', per_device_train_batch_size=8, num_generations=8,\n"
+    "    max_completion_length=256, bf16=True)\n"
     "GRPOTrainer(model=model, reward_funcs='Qwen/Qwen2.5-0.5B', args=args, peft_config=LoraConfig(r=16),\n"
     "    train_dataset=data).train()"
 )

@@ -99,7 +99,8 @@ def test_a_length_fits_by_the_sheet_alone_where_more_is_expected(tmp_path: Path)
     """A launch of which one role is accounted: its logits stand beside the sheet."""
     file = tmp_path / "run.sh"
     file.write_text(
-        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B data.max_prompt_length=long "
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B "
+        "data.max_prompt_length=long "
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 trainer.n_gpus_per_node=8\n"
     )
     found = memsheet.check(file, gpus="8xH100-80GB")

@@ -105,9 +105,9 @@ def maybe_fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, 
 def _last_read_linear(
     r: Recorder, read: list[Tensor], path: str, out: Axis, width: Axis, how: RunConfig
 ) -> Tensor:
-    """``maybe_fp8_linear`` of the first of ``read``, which is emptied: nothing else reads that, nor the others,
-    which it is computed of as it is cast. A compiler lets go of them when the cast is made, unless backward
-    reads them.
+    """``maybe_fp8_linear`` of the first of ``read``, which is emptied: nothing else reads that, nor the
+    others, which it is computed of as it is cast. A compiler lets go of them when the cast is made, unless
+    backward reads them.
     """
     x = read[0]
     if not _inlines_fp8_casts(how) or r.saves:
