@@ -83,6 +83,23 @@ _COUNTED = re.compile(r"(?<![\w.:/-])(\d{1,3}(?:[,_]\d{3})+|\d{2,12})(?![\w:/]|\
 MOST_COUNTED, LEAST_AXIS, LEAST_FLAT = 48, 48, 10**6
 
 
+_HIDDEN = re.compile(
+    r"\b(?:hidden(?:[_ ]?(?:size|dim))?|d_model|n_embd|embedding[_ ](?:size|dim))[\"']?"
+    r"(?:\s{0,2}[:=]\s{0,2}|\s)(\d{2,5})\b",
+    re.IGNORECASE,
+)
+"""The width of a model, as configurations and people call it."""
+
+
+def _is_embedding(axes: tuple[int, ...], text: str) -> bool:
+    """Whether two counts are what a text calls its vocabulary and its width."""
+    vocabularies = axes_with_text(Axes(), text).vocabularies
+    widths = {int(each) for each in _HIDDEN.findall(text)}
+    return len(axes) == 2 and any(
+        one in vocabularies and other in widths for one, other in (axes, axes[::-1])
+    )
+
+
 def product_of_text(asked: Interval, text: str) -> Term | None:
     """What an exact number of bytes is a product of: one count or two that a text says, or three of which two
     are alike, and the bytes of an element. A power of two is a product of anything.
@@ -99,6 +116,11 @@ def product_of_text(asked: Interval, text: str) -> Term | None:
     for axes, width in itertools.product((*flat, *pairs), (4, 2, 8, 1)):
         if math.prod(axes) * width == size:
             product = " × ".join(f"{axis:,}" for axis in axes)
+            if _is_embedding(axes, text):
+                return Term(
+                    component="parameters", path="embeddings", shape=f"[{', '.join(map(str, axes))}] of {width} bytes", exact=False,
+                    words=f"embedding or output projection, {product} × {width} bytes, of numbers that the text says",
+                )  # fmt: skip
             return Term(
                 component="temporaries", path="tensor", shape=f"[{', '.join(map(str, axes))}] of {width} bytes", exact=True,
                 words=f"{product} × {width} bytes, of numbers that the text says",

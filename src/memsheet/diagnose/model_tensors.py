@@ -162,6 +162,10 @@ def _joined_weights_of(block: Block) -> dict[str, list[Weight]]:
     }
 
 
+OUTSIDE = "the weights outside of layers (embeddings, last norm, output projection)"
+"""What is left to the outermost unit where each layer is one of its own."""
+
+
 @lru_cache(maxsize=8)
 def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
     """Elements that a wrapper gathers or keeps at once: a layer, what lies outside of layers, all of it.
@@ -180,7 +184,7 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
         outer += sum(held_of(norm.weights) for norm in norms)
         beside = held_of(spec.extras)
         if beside and not spec.ahead:
-            shapes.setdefault(outer + beside, "the weights outside of layers")
+            shapes.setdefault(outer + beside, OUTSIDE)
         whole = outer + beside
         for stack in spec.stacks:
             for run in stack.runs:
@@ -188,7 +192,7 @@ def units_of_models(text: str, ranks: int = 1) -> tuple[Shape, ...]:
                     layer = held_of(block.weights)
                     shapes.setdefault(layer, "a layer's weights")
                     whole += run.count * layer
-        shapes.setdefault(outer, "the weights outside of layers")
+        shapes.setdefault(outer, OUTSIDE)
         last = [weight for stack in spec.stacks for norm in stack.final_norms for weight in norm.weights]
         shapes.setdefault(held_of((*last, *spec.head.weights)), "the output projection and the last norm")
         shapes.setdefault(held_of(spec.embeddings.weights), "the embeddings")

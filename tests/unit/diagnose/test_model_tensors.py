@@ -13,7 +13,7 @@ from tests.unit.diagnose.corpus import modern, traced
 from memsheet.catalog import find_model
 from memsheet.diagnose.cleaned import without_prefixes
 from memsheet.diagnose.message import YES, Cause, Term
-from memsheet.diagnose.model_tensors import units_of_models
+from memsheet.diagnose.model_tensors import OUTSIDE, units_of_models
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 from memsheet.plan.model import ModelSpec
 from memsheet.readers.model import read_model
@@ -303,10 +303,7 @@ def test_weights_outside_of_layers_and_all_layers_are_all_weights() -> None:
     whole = {shape.words: shape.elements for shape in units_of_models(LLAMA)}
     spec = _spec_of(LLAMA)
     assert whole["all weights"] == WHOLE
-    assert (
-        whole["all weights"]
-        == whole["the weights outside of layers"] + spec.layers * whole["a layer's weights"]
-    )
+    assert whole["all weights"] == whole[OUTSIDE] + spec.layers * whole["a layer's weights"]
 
 
 def _spec_of(name: str) -> ModelSpec:
@@ -332,3 +329,16 @@ def test_a_feature_map_is_told_where_a_convolution_asked_for_one(code: str) -> N
     whole = term_of(64 * 64 * 256 * 256 * 4, f"{said}\n{traceback}")
     other = term_of(64 * 72 * 256 * 256 * 4, f"{said}\n{traceback}")
     assert (whole is not None and whole.path == "features", other) == (code != "out = model(x)", None)
+
+
+@pytest.mark.parametrize("loaded", ["torch_dtype=torch.bfloat16", ""])
+@pytest.mark.parametrize("rows", [4096, 14336])
+def test_a_weight_in_another_dtype_that_is_as_large_leaves_a_tensor_open(loaded: str, rows: int) -> None:
+    """Nothing says what asked: a weight's gradient, copy or state may be wider than the weight."""
+    said = f"training {LLAMA} {loaded} per_device_train_batch_size=2 max_length=4096"
+    term = term_of(rows * 4096 * 4, said)  # as many bytes as 8,192 tokens in 16 bits
+    assert term is not None
+    assert not term.exact
+    shapes = {(each.component, each.shape) for each in (term, *term.others)}
+    assert ("parameters", f"[{rows}, 4096] fp32") in shapes
+    assert ("saved_activations", f"[8192, {rows}] bf16") in shapes

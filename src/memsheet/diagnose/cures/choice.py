@@ -25,9 +25,11 @@ from memsheet.diagnose.cures.tables import (
     KEEP_NO_RUN,
     KEEP_NO_SESSION,
     KEEP_NOTHING,
+    LARGER_SLICE,
     OF_KEPT,
     OF_KERAS,
     OF_PHASE,
+    OF_SLICES,
     SERVER_SHARE,
     SEVERAL_RUNS,
     SHORTER_SAMPLES,
@@ -171,6 +173,8 @@ def _in_new_regime(of: _Case) -> Iterator[Cure]:
 
 
 def _against_need(of: _Case) -> Iterator[Cure]:
+    if OF_SLICES.search(of.signs.text):
+        yield LARGER_SLICE
     if of.who.startswith("MPS") and beyond_whole_machine(of.figures, of.signs):
         yield NO_LIMIT
         yield from of.of_need

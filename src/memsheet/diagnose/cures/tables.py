@@ -78,10 +78,18 @@ OF_LIBRARIES: tuple[tuple[re.Pattern[str], Cure], ...] = (
      Cure(change="llama.cpp's model let go of before, in a process of its own, or with fewer layers on the card", helps=MAYBE,
           where="n_gpu_layers=N", why="its weights, cache and buffers stand outside PyTorch's allocator")),
     (re.compile(r"(?i:cuda ?graphs?\b|reduce-overhead|max-autotune\b|enforce_eager)"), FEWER_GRAPHS),
+    (re.compile(r"\b(?i:deep[_ -]?ep)\b|\bnum_(?:nvl|rdma)_bytes\b"),
+     Cure(change="smaller buffers of DeepEP, or one for forward and backward", helps=MAYBE,
+          where="deep_ep.Buffer(group, num_nvl_bytes=N, num_rdma_bytes=N)", why="each has both sizes at once, from cudaMalloc and NVSHMEM")),  # deepseek-ai/DeepEP at 011d766f, csrc/deep_ep.cpp, Buffer
     (re.compile(r"\bNCCL_|(?i:communicators?|process groups?|new_group)\b"),
      Cure(change="fewer or smaller communicators", helps=MAYBE, where="NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS, NCCL_NVLS_ENABLE=0", why="each communicator has buffers of its own")),
 )  # fmt: skip
 """What of this process is outside PyTorch's allocator, by what a text names, and what lessens it."""
+OF_SLICES = re.compile(r"\bMIG[ -](?:\d{1,2}g\.\d{1,3}gb\b|[0-9a-f]{8}-|GPU-)|\b\d{1,2}g\.\d{1,3}gb\b")
+LARGER_SLICE = Cure(
+    change="a larger slice of the card, or all of it", helps=MAYBE, where="nvidia-smi mig -lgip, CUDA_VISIBLE_DEVICES=MIG-…",
+    why="the card is cut by MIG, and the process has one slice",
+)  # fmt: skip
 FEWER_TRAINED = Cure(
     change="fewer layers trained from there on, or adapters in them", helps=MAYBE,
     why="each weight that is trained has a gradient and states, and what reads it keeps its input",

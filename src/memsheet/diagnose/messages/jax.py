@@ -62,12 +62,13 @@ def _larger_pool(message: Message, log: Log) -> tuple[Cure, ...]:
     return tuple(replace(cure, where=cure.where.replace(" ", "=")) for cure in found)
 
 
-def _counted_by_compiler(message: Message, _: Log) -> Judgement:
+def _counted_by_compiler(message: Message, log: Log) -> Judgement:
     used, held, over = (message.facts.get(each) for each in ("used", "capacity", "missing"))
     told = f"{size_words(used)} used of {size_words(held)}" if used and held else "more than the chip has"
     short = over or ((used - held).positive if used and held else None)
+    term = _largest_of_program(log.squeezed[log.place_of(message.line) :])
     return Judgement(
-        causes=(Cause.REAL_NEED,), missing=short, cures=(SMALLER,),
+        causes=(Cause.REAL_NEED,), missing=short, term=term, cures=(*((ON_CHIP,) if _is_square(term) else ()), SMALLER),
         because=f"the compiler counted {told}{f', {size_words(short)} too much' if short else ''}: no setting of a pool makes room",
     )  # fmt: skip
 
@@ -148,20 +149,51 @@ def _largest_temporary(size: Interval | None, printed: str) -> Term | None:
     return _named_by_operator(term, printed, axes)
 
 
+_LARGEST = re.compile(
+    r"Largestprogramallocationsin\w{1,8}:1\.Size:[\d.]{1,12}[KMG]?B?"
+    r"(?:Operator:op_name=\"(?P<made>[^\"]{1,300})\")?"
+)
+"""The list behind what XLA's compiler counts, the largest first; an operator's name is the traced program's
+own, scope by scope.
+"""
+
+
+def _largest_of_program(printed: str) -> Term | None:
+    """The first of the allocations that the compiler lists, called as the operator that makes it."""
+    listed = _LARGEST.search(printed)
+    found = _BUFFER.search(printed, listed.end(), listed.end() + MOST_OF_BUFFER) if listed else None
+    if listed is None or found is None:
+        return None
+    kind, _, axes = found[1].rstrip("]").partition("[")
+    counts, width = [int(each) for each in axes.split(",") if each], _BYTES.get(kind)
+    if width is None:
+        return None
+    how = "the largest of the program's allocations" + (
+        f", which {listed['made']} makes" if listed["made"] else ""
+    )
+    return _named_by_operator(_term_of_shape(kind, counts, width, how, exact=False), printed, axes)
+
+
+def _is_square(term: Term | None) -> bool:
+    """Whether a tensor is as long as it is wide, as scores of attention are."""
+    axes = term.shape.partition("]")[0].strip("[").split(", ") if term else []
+    return len(axes) > 2 and axes[-1] == axes[-2] and int(axes[-1]) >= LEAST_LENGTH
+
+
 LEAST_LENGTH = 512
 FLASH = Cure(
     change="attention that writes no scores", helps=MAYBE, where='jax.nn.dot_product_attention(…, implementation="cudnn")',
     why="the largest buffer is as long as it is wide, as scores are",
 )  # fmt: skip
 
+ON_CHIP = replace(FLASH, where="jax.experimental.pallas.ops.tpu.flash_attention (or splash_attention)")
+
 
 def _pool_request(message: Message, log: Log) -> Judgement:
     printed = log.squeezed[log.place_of(message.line) :]
     term = _term_of_buffers(message.facts.get("asked"), printed)
     judged = replace(_judged_request(message, log), term=term)
-    axes = term.shape.partition("]")[0].strip("[").split(", ") if term else []
-    scores = len(axes) > 2 and axes[-1] == axes[-2] and int(axes[-1]) >= LEAST_LENGTH
-    return replace(judged, cures=(FLASH, *judged.cures)) if scores and judged.cures else judged
+    return replace(judged, cures=(FLASH, *judged.cures)) if _is_square(term) and judged.cures else judged
 
 
 _FROM_DEVICE = re.compile(r"failedtoallocate[\d.]{1,12}[KMGT]iB\((\d{1,16})bytes\)fromdevice:")

@@ -105,7 +105,30 @@ def _cures_of_buffer(kind: str, message: Message, log: Log) -> tuple[Cure, ...]:
         cures = (ONE_COPY, *cures)
     if kind in ("cache", "compute"):
         cures = (*ollama.fewer_at_once(log), *cures)
-    return ollama.in_own_words(_with_experts_apart(cures, log), log)
+    return _in_own_words(_with_experts_apart(cures, log), log)
+
+
+_PYTHON = re.compile(r"\bllama_cpp\b|\bllama-cpp-python\b|\bLlama\(")
+_ARGUMENTS = {"-ngl": "n_gpu_layers=", "-c": "n_ctx=", "-ub": "n_ubatch=", "-fa": "flash_attn=True"}
+_EIGHT_BITS = "flash_attn=True, type_k=8, type_v=8"
+"""What llama-cpp-python calls the program's options (llama_cpp/llama.py, Llama.__init__; 8 is q8_0 of
+ggml/include/ggml.h, ggml_type).
+"""
+
+
+def _in_own_words(cures: tuple[Cure, ...], log: Log) -> tuple[Cure, ...]:
+    """Changes as the program that runs llama.cpp is told of them: Ollama, or a script in Python."""
+    if ollama.speaks(log) or not _PYTHON.search(log.text):
+        return ollama.in_own_words(cures, log)
+    return tuple(replace(cure, where=_in_python(cure.where)) for cure in cures)
+
+
+def _in_python(where: str) -> str:
+    option, _, value = where.partition(" ")
+    if where == LOWER_CACHE.where:
+        return _EIGHT_BITS
+    argument = _ARGUMENTS.get(option, "" if option[:2] == "--" else where)
+    return f"{argument}{value}" if argument.endswith("=") else argument
 
 
 def _with_experts_apart(cures: tuple[Cure, ...], log: Log) -> tuple[Cure, ...]:
@@ -204,12 +227,12 @@ def refused_call(log: Log) -> Judgement:
     if placed and (placed[0] - placed[1]).high < OUTSIDE_MOST:
         free, taken, cache = placed
         return Judgement(
-            causes=(Cause.ENGINE_OVERCOMMIT,), cures=ollama.in_own_words((ollama.OVERHEAD, *cures), log)[:4],
+            causes=(Cause.ENGINE_OVERCOMMIT,), cures=_in_own_words((ollama.OVERHEAD, *cures), log)[:4],
             because=f"Ollama placed {size_words(taken)} on the card, {size_words(cache)} of cache among them, where {size_words(free)} were free: that "
             f"leaves {size_words((free - taken).positive)} for what it does not reckon with, and a call for more was refused",
         )  # fmt: skip
     return Judgement(
-        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=ollama.in_own_words(cures, log)[:4],
+        causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), cures=_in_own_words(cures, log)[:4],
         because="a call of the program to the driver was refused memory while it ran, and the message has no figures: the card may be "
         "too small for its buffers, or others hold it (nvidia-smi shows them)",
     )  # fmt: skip
@@ -235,7 +258,7 @@ def _free_on_card(log: Log, message: Message) -> Interval | None:
 def _host_buffer(_: Message, log: Log) -> Judgement:
     return Judgement(
         causes=(Cause.NOT_GPU_MEMORY,), because="a buffer of the host's memory was refused, not one of the card's",
-        cures=ollama.in_own_words((SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N")), log),
+        cures=_in_own_words((SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N")), log),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Servers and compilers that say in their own words that memory ran out, most without figures.
 
 The sentences are those of text-generation-inference (server/text_generation_server/models/flash_causal_lm.py,
-warmup), TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check; tensorrt_llm/_torch/pyexecutor/
+warmup; backends/v3/src/lib.rs at 92fa7ac7, V3Error),
+TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check; tensorrt_llm/_torch/pyexecutor/
 py_executor_creator.py, _ExecutorMemoryMonitor), LM Studio, ExLlamaV2 (exllamav2/model.py,
 load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check;
 lmdeploy/pytorch/engine/executor/base.py) and Triton
@@ -15,13 +16,14 @@ from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
-from memsheet.diagnose.interval import Interval, printed_bytes, size_words
-from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message
+from memsheet.diagnose.interval import Interval, at_least_words, printed_bytes, size_words
+from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.stated import card_of, halved, smaller_share, stated_number, stated_share
 from memsheet.diagnose.named_cards import beyond_card
+from memsheet.units import MIB
 
 SIGNS = (
-    b"prefill tokens", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][", b"No enough gpu memory",
+    b"prefill tokens", b"max_total_tokens=", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][", b"No enough gpu memory",
 )  # fmt: skip
 FRACTIONS = (
     "kv_cache_free_gpu_memory_fraction",
@@ -41,6 +43,35 @@ def _refused_prefill(message: Message, _: Log) -> Judgement:
             Cure(change="fewer tokens in one pass", helps=MAYBE, where=f"{PREFILL} {max(1, count // 2)}", why=f"the trial run is of {count:,} now"),
             Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--num-shard N (or --quantize)"),
             Cure(change="another share of the card", helps=NO, why="the trial run comes before the cache, and asks for as much whatever the share"),
+        ),
+    )  # fmt: skip
+
+
+_BLOCKS_OF_CACHE = re.compile(r"KV-cacheblocks:(?P<count>\d{1,9}),size:(?P<size>\d{1,5})")
+
+
+def _refused_length(message: Message, log: Log) -> Judgement:
+    """A request's longest length for which the cache has too few tokens (text-generation-inference,
+    backends/v3/src/lib.rs, connect_backend: NotEnoughMemory).
+    """
+    length = int(message.words["count"])
+    made = list(_BLOCKS_OF_CACHE.finditer(log.squeezed, 0, log.place_of(message.line)))
+    room = int(made[-1]["count"]) * int(made[-1]["size"]) if made else 0
+    fits = 0 < room < length
+    told = (
+        f"holds {room:,} tokens, and one request may have"
+        if fits
+        else "holds fewer tokens than one request may have:"
+    )
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,),
+        because=f"the cache that fits beside the weights {told} {length:,}, as the server says: no request to the card failed",
+        term=Term(component="kv_cache", path="model", shape=f"{length:,} tokens", exact=False, words="the KV cache of one request"),
+        cures=(
+            Cure(change="a shorter longest request", helps=MAYBE, where=f"--max-total-tokens {room if fits else 'N'} (and --max-input-tokens below it)"),
+            Cure(change="a cache in eight bits", helps=MAYBE, where="--kv-cache-dtype fp8_e5m2", why="it holds twice the tokens"),
+            Cure(change="the weights over more GPUs, in fewer bits, or on a larger card", helps=MAYBE, where="--num-shard N (or --quantize)"),
+            Cure(change="fewer tokens in one pass", helps=MAYBE, where=f"{PREFILL} N", why="the cache gets what the trial run of one pass leaves"),
         ),
     )  # fmt: skip
 
@@ -172,11 +203,38 @@ def _refused_by_guard(message: Message, _: Log) -> Judgement:
     )  # fmt: skip
 
 
+_BLOCKS_TAKEN = re.compile(
+    r"\[BlockManager\]block_size=(?P<size>\d{1,5})MB.{0,400}?"
+    r"\[BlockManager\]max_block_count=(?P<count>\d{1,9})"
+)
+"""What TurboMind says of its cache right before it takes the first chunk of it (src/turbomind/models/llama/
+BlockManager.cc, BlockManager).
+"""
+_READS_REQUESTS = re.compile(
+    r"\[ProcessInferRequests\]|\[Forward\]\[|Uvicornrunningon|Requestfor\d{1,19},received"
+)
+"""What it and its HTTP server say once the cache stands (src/turbomind/models/llama/LlamaBatch.cc)."""
+
+
 def _refused_turbomind(message: Message, log: Log) -> Judgement:
     share = stated_share(log, message.line, "cache_max_entry_count")
-    return replace(
-        _refused_runtime(message, log), cures=smaller_share("--cache-max-entry-count", share, _OF_FREE)
-    )
+    lower = smaller_share("--cache-max-entry-count", share, _OF_FREE)
+    place = log.place_of(message.line)
+    taken = list(_BLOCKS_TAKEN.finditer(log.squeezed, 0, place))
+    if not taken or not _READS_REQUESTS.search(log.squeezed, taken[-1].end(), place):
+        return replace(_refused_runtime(message, log), cures=lower)
+    size, count = (int(taken[-1][name]) for name in ("size", "count"))
+    whole = Interval(size * count * MIB, ((size + 1) * MIB - 1) * count)
+    return Judgement(
+        causes=(Cause.ENGINE_OVERCOMMIT,),
+        because=f"its cache of {count:,} blocks of {size} MiB, {at_least_words(whole)} at least, stood, and the server read requests: what is left beside "
+        "the cache is too little for what a pass of their tokens makes",
+        cures=(
+            *lower,
+            Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-prefill-token-num N"),
+            Cure(change="a larger share for the cache", helps=NO, why="what it takes is what the pass lacks"),
+        ),
+    )  # fmt: skip
 
 
 def _refused_split(_: Message, __: Log) -> Judgement:
@@ -234,6 +292,7 @@ STAND_INS = (
 """What speaks for a request before it whose message is cut before its figures."""
 FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
+    Form("length", re.compile(r"Notenoughmemorytohandle`?max_total_tokens`?=(?P<count>\d{1,9})"), _refused_length),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,60}?outofmemory"), _refused_turbomind),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
     Form("runtime", re.compile(r"Noenoughgpumemoryfor(?:runtime|kvcache)"), _without_runtime),

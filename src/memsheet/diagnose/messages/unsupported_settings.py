@@ -7,7 +7,8 @@ _inductor/exc.py:151, c10/cuda/CUDAException.cpp), transformers 5.24 (training_a
 modeling_utils.py:1576, quantizers/quantizer_mxfp4.py:124, quantizer_finegrained_fp8.py:53,
 quantizer_fbgemm_fp8.py:73), accelerate 1.15 (accelerator.py:595, 1479, 1868), deepspeed 0.19.8
 (runtime/engine.py:2004), sglang 0.5.23 (model_loader/loader.py:262, load_model_utils.py:91), vllm at 0012cf69
-(v1/worker/gpu_worker.py, _check_if_gpu_supports_dtype) and flash-attention (csrc/flash_attn/flash_api.cpp);
+(v1/worker/gpu_worker.py, _check_if_gpu_supports_dtype),
+llama.cpp (src/llama-context.cpp, llama_init_from_model) and flash-attention (csrc/flash_attn/flash_api.cpp);
 those of ranks are vLLM's and SGLang's alike.
 A format that is read and put back into bf16 ("We will default to dequantizing") is no refusal.
 """
@@ -28,7 +29,7 @@ SIGNS = (
     b"unscale FP16", b"Bfloat16 is only supported", b"support bf16/gpu", b"does not support bfloat16", b"bf16 mixed precision requires", b"is not supported on your device",
     b"only supports Ampere", b"requires compute capability", b"quantized models is only supported", b"quantization is only supported", b"not supported for the current GPU",
     b"only supports sm75", b"too old to be supported", b"no kernel image", b"--tf32 requires", b"You can't train a model that has been loaded",
-    b"must be divisible by tensor parallel size", b"is not divisible by weight quantization block",
+    b"V cache", b"must be divisible by tensor parallel size", b"is not divisible by weight quantization block",
 )  # fmt: skip
 NO_BATCH = Cure(change="a smaller batch", helps=NO, why="no memory was refused")
 IN_HALF = Cure(change="computing in fp16, which the card has", helps=MAYBE)
@@ -65,6 +66,12 @@ OTHER_RANKS = Cure(
 )  # fmt: skip
 WHOLE_EXPERTS = Cure(
     change="experts whole, each on one rank", helps=MAYBE, where="--enable-expert-parallel (SGLang: --ep-size N)", why="where the refused weights are experts'",
+)  # fmt: skip
+FLASH_ON = Cure(
+    change="flash attention on", helps=MAYBE, where="-fa on (llama-cpp-python: flash_attn=True, Ollama: OLLAMA_FLASH_ATTENTION=1)",
+)  # fmt: skip
+VALUES_WHOLE = Cure(
+    change="values of the cache in 16 bits", helps=MAYBE, where="-ctv f16 (llama-cpp-python: no type_v)", why="keys may stay in fewer bits, and values then take 2 bytes each",
 )  # fmt: skip
 OF_BRAIN = "bf16 is asked for, and this card computes none"
 
@@ -107,6 +114,7 @@ REFUSALS = (
     Refusal(re.compile(r"nokernelimageisavailableforexecutiononthedevice"), "the program was not compiled for this card", (OTHER_BUILD,)),
     Refusal(re.compile(r"[Tt]otalnumberofattentionheads\((?P<heads>\d{1,5})\)mustbedivisiblebytensorparallelsize\((?P<ranks>\d{1,5})\)"), "{heads} heads of attention are not to be divided by {ranks} ranks", (OTHER_RANKS,)),
     Refusal(re.compile(r"(?:weight|output_partition_size|input_size_per_partition)=(?P<part>\d{1,7})isnotdivisiblebyweightquantizationblock_[nk]=(?P<block>\d{1,5})"), "a rank's part of a weight is {part} wide, which blocks of {block} weights with one scale do not divide", (OTHER_RANKS, WHOLE_EXPERTS)),
+    Refusal(re.compile(r"Vcachequantizationrequiresflash_attn|quantizedVcache(?:requiresflash_attn|wasrequested,butthisrequiresFlashAttention)"), "values of the cache are asked for in few bits, and without flash attention they are kept by columns, which blocks with one scale do not take", (FLASH_ON, VALUES_WHOLE)),
     Refusal(re.compile(r"--tf32requiresAmpere"), "tf32 is asked for, and this card has none", (Cure(change="no tf32", helps=MAYBE, where="tf32=False"),)),
     Refusal(re.compile(r"Youcan'ttrainamodelthathasbeenloadedwith`?device_map='auto'`?in"), "one model over all cards is loaded in each of several processes", (ONE_PROCESS,)),
     Refusal(re.compile(r"Youcan'ttrainamodelthathasbeenloadedin8-bitor4-bitprecisionona?differentdevice"), "a process trains on another card than the one that its weights in few bits are on", (OWN_CARD,)),

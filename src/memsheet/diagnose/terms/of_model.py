@@ -133,7 +133,10 @@ def _whole_weights(signs: Signs, known: Axes) -> Iterator[Sized]:
     serves = signs.program in SERVERS
     fused = serves or not (signs.program or signs.code)
     said = set(_DTYPE.findall(signs.text)) == {"16"}
-    halves = frame is COPY or (frame.component not in ("optimizer_states", "master_weights") and said)
+    unsaid = frame is WEIGHT and known.tokens  # a weight's gradient, copy or state may be wider than it is
+    halves = frame is COPY or (
+        frame.component not in ("optimizer_states", "master_weights") and said and not unsaid
+    )
     widths = WIDTHS[1:] if serves or halves else WIDTHS
     if frame.component == "optimizer_states" and EIGHT_BITS.search(signs.text):
         widths = (*widths, (1, "uint8"))

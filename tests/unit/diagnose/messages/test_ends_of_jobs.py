@@ -19,6 +19,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("trtllm", "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, mMemPool->getPool(), mCudaStream->get()): out of memory"),
     ),
     "engine_underprovision": (
+        ("tgi kv", "ERROR text_generation_launcher: Webserver Crashed: Not enough memory to handle `max_total_tokens=8192`"),
         ("sglang least share", "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.8. Raise --mem-fraction-static above 0.871 (minimum viable = 1 - available/pre = 0.8704)."),
         ("sglang windows", "RuntimeError: SWA pool cap (131072 tokens, 12.00 GiB) leaves no room for the full KV pool within the available 9.41 GiB. Reduce --max-running-requests."),
         ("sglang states", "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any requests. max_mamba_cache_size=2, mamba_ratio=3, resulting max_num_reqs=0."),
@@ -126,7 +127,6 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("hip segv", "Memory access fault by GPU node-1 (Agent handle: 0x55d) on address 0x7f. Reason: Page not present or supervisor privilege."),
         ("miopen workspace", "MIOpen(HIP): Warning [IsEnoughWorkspace] Solver <GemmFwdRest>, workspace required: 1207959552, provided ptr: 0 size: 0\nRuntimeError: miopenStatusUnknownError"),
         ("mlx resource", "RuntimeError: [metal::malloc] Resource limit (499000) exceeded."),
-        ("tgi kv", "ERROR text_generation_launcher: Method Warmup encountered an error.\nRuntimeError: Not enough memory to handle `max_total_tokens` = 8192. "),
         ("tgi arg", "Error: `max_batch_prefill_tokens` must be >= `max_input_tokens`. Given: 2048 and 4095"),
         ("lmdeploy blocks", "[TM][WARNING] No enough blocks. blocks: 12. [TM][ERROR] Input is too long: session_len exceeds cache"),
         ("trtllm kv", "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: Can't allocate tokens for KV cache: maxTokens=0. Reduce max_batch_size or increase free_gpu_memory_fraction"),

@@ -25,6 +25,8 @@ REFUSALS = {
     "one model in many processes": (
         "ValueError: You can't train a model that has been loaded with `device_map='auto'` in any distributed mode.", "--num_processes 1",
     ),
+    "a cache of few bits without flash attention": ("llama_init_from_model: V cache quantization requires flash_attn", "-fa on"),
+    "the same in a later release": ("failed to initialize the context: quantized V cache was requested, but this requires Flash Attention", "-fa on"),
     "heads over ranks": ("ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (3).", "--tensor-parallel-size"),
     "blocks of scales over ranks": (
         "ValueError: The output_size of gate's and up's weight = 352 is not divisible by weight quantization block_n = 128.", "--tensor-parallel-size",
