@@ -240,23 +240,21 @@ def test_settings_alone_are_started_by_somebody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cards", "said", "result"),
+    ("cards", "said"),
     [
-        ("4xH100-80GB", "--bf16", Result.FITS),
-        ("4xH100-80GB", "", Result.UNCERTAIN),  # its precision is the script's
-        ("4xRTX4090", "--bf16", Result.UNCERTAIN),  # which may train adapters, or offload
+        ("4xH100-80GB", "--bf16"),  # what else the script holds, its text alone says
+        ("4xH100-80GB", ""),  # its precision is the script's
+        ("4xRTX4090", "--bf16"),  # which may train adapters, or offload
     ],
 )
-def test_flags_that_say_the_whole_step_fit_though_nobody_has_the_script(
-    tmp_path: Path, cards: str, said: str, result: Result
-) -> None:
+def test_a_script_that_nobody_has_is_open_either_way(tmp_path: Path, cards: str, said: str) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')
     launch = (
         "deepspeed --num_gpus 4 train.py --model_name_or_path Qwen/Qwen3-8B --deepspeed ds.json "
         f"--per_device_train_batch_size 2 --max_length 2048 {said}"
     )
     (tmp_path / "run.sh").write_text(launch)
-    assert memsheet.check(tmp_path / "run.sh", gpus=cards).result is result
+    assert memsheet.check(tmp_path / "run.sh", gpus=cards).result is Result.UNCERTAIN
 
 
 ELSEWHERE = """

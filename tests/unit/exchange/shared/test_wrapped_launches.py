@@ -150,16 +150,12 @@ def _request_of(text: str) -> dict[str, object]:
 SAYS_ITS_STEP = "torchrun --nproc_per_node=2 mine.py --model_name_or_path Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --model_max_length 512 --bf16 --gradient_checkpointing --learning_rate 1e-5"  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("more", "sure"),
-    [("", True), ("--data_path a.json", True), ("--vision_tower org/clip", False), ("--reward_model_path org/judge", False), ("--lora_rank 8", False)],
-)  # fmt: skip
-def test_a_script_that_nobody_read_fits_by_flags_that_name_nothing_beside(
-    tmp_path: Path, more: str, sure: bool
-) -> None:
+@pytest.mark.parametrize("more", ["", "--data_path a.json", "--vision_tower org/clip", "--lora_rank 8"])
+def test_a_script_that_nobody_read_is_open_whatever_its_flags_say(tmp_path: Path, more: str) -> None:
     (tmp_path / "run.sh").write_text(f"{SAYS_ITS_STEP} {more}\n")
     found = memsheet.check(str(tmp_path / "run.sh"), gpus="2xH100-80GB")
-    assert found.result is (Result.FITS if sure else Result.UNCERTAIN)
+    assert found.result is Result.UNCERTAIN
+    assert "mine.py" in str(found.doubt) or "text is not among the files" in str(found.doubt)
 
 
 FILLS = "from trl import GRPOConfig, ModelConfig, TrlParser, get_peft_config{more}\nargs, model_args = TrlParser((GRPOConfig, ModelConfig)).parse_args_and_config()\n{made}"  # fmt: skip
