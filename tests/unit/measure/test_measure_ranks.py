@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 from memsheet.cli import first_rank as voice
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.measure.profiler import _add_missing_releases, _Allocation
+from memsheet.measure.profiler import _add_missing_releases, _Allocation, _without_accumulators
 from memsheet.questions.measured import merge_equal_sheets
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
 from memsheet.trace import launch
@@ -200,6 +200,24 @@ def test_the_first_rank_that_failed_is_heard(tmp_path, monkeypatch):
         launch.write_answer(tmp_path, {"failure": said})
         time.sleep(0.02)
     assert launch._first_rank_answer(tmp_path) == {"failure": "own fault"}
+
+
+def test_a_products_own_sums_are_left_out_and_its_result_and_other_scratch_are_not():
+    product, scratch, result, other = "aten::mm", (1, 256), (2, 128), (3, 64)
+    heard = [
+        _Allocation(10, result[1], result[0], product, op_end=20),
+        _Allocation(11, scratch[1], scratch[0], product, op_end=20),
+        _Allocation(19, -scratch[1], scratch[0], product, op_end=20),
+        _Allocation(25, -result[1], result[0], product, op_end=30),  # let go while another one runs
+        _Allocation(31, other[1], other[0], "aten::_softmax", op_end=40),
+        _Allocation(39, -other[1], other[0], "aten::_softmax", op_end=40),
+    ]
+    assert [(one.address, one.bytes) for one in _without_accumulators(heard)] == [
+        (2, 128),
+        (2, -128),
+        (3, 64),
+        (3, -64),
+    ]
 
 
 def test_what_a_thread_of_gloo_let_go_of_is_gone_with_its_collective():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from memsheet.exchange.mistakes.case import Case, FoundMistake, Rule
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.plan.engine_registry import engine_of
-from memsheet.units import format_bytes
+from memsheet.units import MIB, format_bytes
 
 POD_HOST_MEMORY = "pod-host-memory"
 DEFAULT_SHM = 64 * 2**20
@@ -20,10 +20,10 @@ SHM_CURES = {
     "volumes": "an emptyDir with medium: Memory and sizeLimit: 2Gi or more, mounted at /dev/shm",
     "shm_size": "shm_size: 2gb or more, or ipc: host",
 }
-MESSAGES = {"vllm": 10 * 16 * 2**20}
+MESSAGES = {"vllm": 10 * 16 * MIB}
 """Bytes of the ring through which the scheduler reaches its ranks: ten messages of
 VLLM_MQ_MAX_CHUNK_BYTES_MB, 16 MiB (vllm/v1/executor/multiproc_executor.py, rpc_broadcast_mq;
-vllm/distributed/device_communicators/ shm_broadcast.py, MessageQueue), of which memory is taken as messages
+vllm/distributed/device_communicators/shm_broadcast.py, MessageQueue), of which memory is taken as messages
 come.
 """
 

@@ -47,11 +47,13 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 ESTIMATED = 16
 """Bytes of an element by which it finds how many rows it can update at once (rl_replacements.py:850-896)."""
 OF_FREE = 0.8
+"""The share of what is free of a card that those rows may take, by the same function."""
 MADE, CAST, MASKED = 2, 4, 4
 """Bytes of a logit as it is made, in fp32, and without the token's own beside it; the head's product is made
 of a part of the rows at a time (rl_replacements.py:184-335).
 """
 LEAST_PARTS, TOKENS_OF_PART = 4, 4096
+"""Parts of a row's logits, and tokens of one beyond them, by the same function."""
 ANSWER, OF_ANSWER = "max_completion_length", 256
 """Tokens of the longest answer, and how many by itself (huggingface/trl f2cd577 trl/trainer/grpo_config.py).
 """
