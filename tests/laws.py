@@ -15,6 +15,12 @@ SHOWN = 5
 """Failures that are shown whole; the others are named."""
 
 
+class Going:
+    """How far a run goes: ``first`` case only (``--quick``)."""
+
+    first = False
+
+
 def every(names: str, cases: Iterable[Any], ids: Callable[[Any], object] = repr) -> Callable[..., Any]:
     """In place of ``pytest.mark.parametrize``: one test goes over all cases, and fails with every case that
     does.
@@ -29,7 +35,7 @@ def every(names: str, cases: Iterable[Any], ids: Callable[[Any], object] = repr)
         def test(**fixtures: Any) -> None:
             failed: list[Exception] = []
             skipped: list[str] = []
-            for case in given:
+            for case in given[:1] if Going.first else given:
                 values = case if len(fields) > 1 else (case,)
                 try:
                     law(**fixtures, **dict(zip(fields, values, strict=True)))
