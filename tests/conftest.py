@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import laws
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for the network
 os.environ.pop("COLUMNS", None)  # a terminal that says its width must not wrap what tests look for
 os.environ.setdefault(
@@ -152,10 +154,11 @@ NEEDS_TORCH = re.compile(
 """Of a test file's text: it waits for seconds until its libraries are there."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What tests hold lives to the end: to look through it for garbage at every turn takes a third of the
     time.
     """
+    laws.Going.first = config.getoption("--quick")
     gc.set_threshold(100_000, 20, 20)
 
 

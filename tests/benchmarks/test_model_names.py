@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from model_names import DATA, READ_OF, data_text, extracted, ids_in, is_resolved, resolved_name, table_lines
 
+from laws import every
+
 FILES = {name: DATA / f"{name}.json" for name in READ_OF}
 HELD = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 FEWEST = {"model_names": 500, "other_model_names": 150, "third_model_names": 200, "fourth_model_names": 100}
@@ -29,7 +31,7 @@ def test_every_name_has_been_seen_somewhere(name: str) -> None:
     assert data_text(held) == FILES[name].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("row", LOOKED_AT, ids=lambda row: row["name"])
+@every("row", LOOKED_AT, ids=lambda row: row["name"])
 def test_a_name_that_somebody_looked_at_is_of_that_model(row: dict) -> None:
     told = resolved_name(row["name"])
     assert (is_resolved(told), told.model) == (True, row["of"])

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-import pytest
-
+from laws import every
 from memsheet.questions.explain import formula_modules
 from memsheet.references import FORMULAS
 
@@ -82,7 +81,7 @@ def test_the_walk_finds_formulas() -> None:
     } <= set(numeric())
 
 
-@pytest.mark.parametrize("name", sorted(numeric()))
+@every("name", sorted(numeric()))
 def test_a_function_that_returns_bytes_or_elements_cites_its_source(name: str) -> None:
     assert {f"memsheet.formulas.{name}", f"memsheet.{name}"} & {*FORMULAS} or name in EXCEPTIONS
 

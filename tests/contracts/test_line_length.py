@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
 LONGEST = 110
+HEADED = ast.FunctionDef | ast.ClassDef | ast.If | ast.For | ast.With | ast.Try
 PRAGMA = re.compile(r"  # (noqa|type: ignore)\b.*$")
 
 
@@ -38,16 +39,13 @@ def table_lines(source: str) -> set[int]:
     """Lines of statements marked ``fmt: skip`` or of text in several lines that is no docstring."""
     lines, found = source.split("\n"), set[int]()
     tree = ast.parse(source)
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    prose = {id(node.value) for node in nodes if type(node) is ast.Expr}
+    skipped = {number for number, line in enumerate(lines, 1) if "# fmt: skip" in line}
+    for node in nodes:
         ends = getattr(node, "end_lineno", None)
-        header = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.If | ast.For | ast.With | ast.Try)
-        marked = (
-            isinstance(node, ast.expr | ast.stmt)
-            and not header
-            and "# fmt: skip" in lines[node.end_lineno - 1]
-        )
-        text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+        marked = ends in skipped and isinstance(node, ast.expr | ast.stmt) and not isinstance(node, HEADED)
+        text = type(node) is ast.Constant and isinstance(node.value, str) and id(node) not in prose
         if marked or (
             text
             and ends > node.lineno

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from laws import every
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "memsheet"
@@ -63,7 +63,7 @@ def module_is_there(dotted: str) -> bool:
     return len(parts) == 1 or any(home.is_dir() or home.with_suffix(".py").exists() for home in homes)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_paths_on_pages_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     if page.name == "CHANGELOG.md":  # says what was

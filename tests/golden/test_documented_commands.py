@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from laws import every
 from memsheet.cli import main
 from memsheet.cli.commands import COMMANDS
 from memsheet.cli.line import parse_command_line
@@ -50,7 +51,7 @@ def test_the_search_finds_the_pages() -> None:
     assert len(documented()) > 10
 
 
-@pytest.mark.parametrize(("page", "line"), LINES)
+@every("page, line", LINES)
 def test_every_flag_of_a_page_is_one(page: str, line: str) -> None:
     del page
     _, name, *words = shlex.split(line.partition(" > ")[0])

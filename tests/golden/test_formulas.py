@@ -7,10 +7,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from golden import algebra
 from golden.cases import CASES, ROOMS
+from laws import every
 from memsheet.references import FORMULAS
 
 FILE = Path(__file__).with_name("formulas.txt")
@@ -64,7 +63,7 @@ def test_what_prints_prints_a_symbol() -> None:
     assert numbers == {*PLAIN}
 
 
-@pytest.mark.parametrize("name", names("int"))
+@every("name", names("int"))
 def test_a_formula_that_would_print_does_not_say_whole_numbers(name: str) -> None:
     """Asked by annotation it branches on a symbol, wants what no symbol makes, or answers with a choice."""
     text = algebra.DASH

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bundled import written_names
+from laws import every
 from memsheet.account import account_rank
 from memsheet.catalog import find_model, model_names
 from memsheet.errors import InputError
@@ -73,7 +74,7 @@ def test_every_optimizer_of_every_family(family: str) -> None:
     check_optimizers(families()[family])
 
 
-@pytest.mark.parametrize("name", list(families()))
+@every("name", list(families()))
 def test_adam_mini_answers_where_it_can_cut_every_tensor(name: str) -> None:
     """Without a division by nothing, and refused exactly where torch refuses one of its views."""
     spec = families()[name]

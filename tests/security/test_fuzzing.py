@@ -13,6 +13,7 @@ import fuzzing
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.errors import InputError
 from memsheet.exchange import NAMES, find_format
 from memsheet.exchange.joined_files import join_files
@@ -73,8 +74,8 @@ def test_every_key_of_every_format_takes_or_refuses_anything(name: str) -> None:
 HUGE = (10**5000, -(10**30), math.nan, math.inf, [1, [10**40]], {"a": math.inf}, {10**5000: 1})
 
 
-@pytest.mark.parametrize("value", HUGE, ids=range(len(HUGE)))
-@pytest.mark.parametrize(
+@every("value", HUGE)
+@every(
     "name",
     [
         "tp",

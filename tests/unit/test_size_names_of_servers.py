@@ -7,9 +7,8 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import Any
 
-import pytest
-
 import memsheet
+from laws import every
 from memsheet.budget import Result
 from memsheet.catalog import find_device
 from memsheet.units import GIB
@@ -37,10 +36,10 @@ def results_of(size: str, **options: Any) -> list[Result]:
     return [answer.verdict.result for answer in answers if answer.verdict is not None]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("share", [0.6, 0.85, 0.9, 0.92, 0.97])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("tp", [1, 2])
+@every("engine", ["vllm", "sglang"])
+@every("share", [0.6, 0.85, 0.9, 0.92, 0.97])
+@every("size", SIZES)
+@every("tp", [1, 2])
 def test_a_size_is_judged_no_worse_than_its_ends(size: str, share: float, engine: str, tp: int) -> None:
     named, *ends = results_of(size, engine=engine, memory_fraction=share, max_model_len=4096, tp=tp)
     assert ORDER.index(named) >= min(ORDER.index(end) for end in ends)

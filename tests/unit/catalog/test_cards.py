@@ -7,6 +7,7 @@ from importlib.resources import files
 
 import pytest
 
+from laws import every
 from memsheet import catalog
 from memsheet.catalog import devices_called
 from memsheet.catalog.instances import CLOUDS
@@ -42,7 +43,7 @@ def test_every_device_answers_train_and_infer_where_an_engine_runs_on_it(device)
             accounted.infer("llama-tiny", gpus=f"1x{device.name}", max_model_len=64)
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+@every("device", DEVICES, ids=lambda device: device.name)
 def test_what_a_driver_holds_is_known_of_one_maker_only(device):
     size, _ = driver_context(device)
     assert (size.low > 0) == (device.vendor == NVIDIA)
@@ -129,7 +130,7 @@ def test_no_machines_of_no_cards(gpus: str):
         accounted.train("llama-tiny", gpus=gpus, seq_len=64)
 
 
-@pytest.mark.parametrize("name", sorted(catalog.rented_machines()))
+@every("name", sorted(catalog.rented_machines()))
 def test_a_rented_machine_is_its_cards(name: str):
     card, each = catalog.rented_machines()[name]
     device = catalog.find_device(card)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from golden.catalog_tables import TABLES
+from laws import every
 from memsheet import catalog
 from memsheet.catalog.names import bundled_entry, canonical_names
 from memsheet.catalog.spellings import device_key, family_and_size
@@ -100,7 +101,7 @@ def test_enough_models_and_every_file_is_listed():
     assert {path.stem for path in MODELS.glob("*.json")} - {"aliases"} == set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_file_is_well_formed(name: str):
     def once(pairs):
         assert len(dict(pairs)) == len(pairs), "a key stands twice"
@@ -159,7 +160,7 @@ def test_anything_else_is_not_found(name: str):
     assert catalog.find_model(name) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_reader_reads_it(name: str):
     config = bundled(name)["config"]
     if family_missing(config["model_type"]):
@@ -167,7 +168,7 @@ def test_reader_reads_it(name: str):
     assert parameter_count(read_hf_config(config, name=name)) > 0
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if "published_parameters" in bundled(n)])
+@every("name", [n for n in NAMES if "published_parameters" in bundled(n)])
 def test_count_is_the_published_one(name: str):
     model = bundled(name)
     if family_missing(model["config"]["model_type"]):
@@ -181,7 +182,7 @@ def test_count_is_the_published_one(name: str):
 SIZE = re.compile(r"(?<![a-z0-9.])(?P<count>\d+(?:\.\d+)?)(?P<unit>[bmt])(?![a-z0-9])")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if SIZE.search(n)])
+@every("name", [n for n in NAMES if SIZE.search(n)])
 def test_count_is_plausible_for_the_name(name: str):
     """Publishers round down and leave tables and towers out: a third, or a good half of one unit."""
     config = bundled(name)["config"]
@@ -246,7 +247,7 @@ def test_released_quantization_is_kept():
 # Devices
 
 
-@pytest.mark.parametrize("device", catalog.catalog_devices(), ids=lambda device: device.name)
+@every("device", catalog.catalog_devices(), ids=lambda device: device.name)
 def test_device_is_whole_and_sourced(device):
     assert 0 < device.framework_low_bytes <= device.framework_bytes <= device.framework_high_bytes
     assert device.driver_bytes is None or device.framework_high_bytes <= device.driver_bytes * 1.02
@@ -324,7 +325,7 @@ def test_unknown_device_is_refused_with_the_nearest():
             catalog.find_gpus(text)
 
 
-@pytest.mark.parametrize("device", catalog.catalog_devices(), ids=lambda device: device.name)
+@every("device", catalog.catalog_devices(), ids=lambda device: device.name)
 def test_every_device_is_named_by_its_short_name(device):
     """In any case, with and without a count, with spaces for dashes, and without its maker."""
     for called in (device.name, device.name.replace("-", " "), device.full_name.split(" ", 1)[1]):

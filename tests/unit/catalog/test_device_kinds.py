@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from laws import every
 from memsheet import catalog
 from memsheet.catalog.kinds import KINDS, SHOWN, by_kind, device_kind, usual_devices
 from memsheet.cli import main
@@ -36,7 +37,7 @@ def test_every_device_is_of_one_kind_and_every_kind_is_shown():
         assert 0 < len(usual_devices(kind)) == len(set(usual_devices(kind)))
 
 
-@pytest.mark.parametrize("device", catalog.catalog_devices(), ids=lambda device: device.name)
+@every("device", catalog.catalog_devices(), ids=lambda device: device.name)
 def test_a_kind_says_what_its_devices_are(device):
     kind = device_kind(device)
     assert kind.startswith("Unified memory") == device.unified

@@ -51,13 +51,13 @@ def shapes(entry) -> dict:
 @pytest.mark.parametrize("end", first_quick(["", *STORED], 3))
 def test_every_copy_of_every_model_has_its_shapes(end: str) -> None:
     """Every bundled model, under every of its names, in every case, by every kind of owner, tuned and stored
-    anyhow.
+    anyhow: as they are all of them, stored in another way each third.
     """
     chosen = random.Random(end)
-    for spelling in SPELLINGS:
+    for spelling in SPELLINGS[STORED.index(end) % 3 :: 3] if end else SPELLINGS:
         home, _, bare = spelling.rpartition("/")
         meant = catalog.find_model(spelling)
-        for tuned in TUNED if not end else (chosen.choice(TUNED),):
+        for tuned in chosen.sample(TUNED, 1 if end else 2):
             for owner in {"", home, chosen.choice(sorted(MIRRORS))}:
                 name = f"{owner}/{bare}" if owner else bare
                 for written in (f"{name}{tuned}{end}", f"{name}{tuned}".upper().replace("-", "_") + end):

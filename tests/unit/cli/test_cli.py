@@ -11,6 +11,7 @@ import pytest
 
 import answers
 import memsheet.questions.accounted
+from laws import every
 from memsheet.cli import main
 from memsheet.cli.commands import COMMANDS, MEASURE_FLAGS
 from memsheet.cli.error_output import explain_input
@@ -476,9 +477,7 @@ def test_the_help_of_the_program_is_two_screens_too(capsys, monkeypatch):
     assert all(f"memsheet {name} " in ask(capsys, "--help-all")[1] for name in COMMANDS)
 
 
-@pytest.mark.parametrize(
-    "example", sorted({line for command in COMMANDS.values() for line in command.examples} | {*START})
-)
+@every("example", sorted({line for command in COMMANDS.values() for line in command.examples} | {*START}))
 def test_an_example_can_be_typed(example):
     for part in example.split(" > ")[0].split(" | "):
         program, name, *words = shlex.split(part)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.unit.diagnose.corpus import TEXTS, Case
 
+from laws import every
 from memsheet.diagnose.message import MAYBE, NO, YES
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
@@ -17,7 +17,7 @@ def cures_that(found: Diagnosis, helps: str) -> set[str]:
     return {cure.change for cure in found.cures if cure.helps == helps}
 
 
-@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case.name)
+@every("case", TEXTS, ids=lambda case: case.name)
 def test_a_text_comes_to_its_verdict(case: Case) -> None:
     found = diagnose_texts({"log": case.text})
     assert (found.cause.value, found.found) == (case.verdict, case.found), words_of(found)
@@ -32,7 +32,7 @@ def test_a_text_comes_to_its_verdict(case: Case) -> None:
     assert [said for said in case.says if said not in words_of(found)] == []
 
 
-@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case.name)
+@every("case", TEXTS, ids=lambda case: case.name)
 def test_no_more_than_four_cures_and_none_sure_that_is_not(case: Case) -> None:
     found = diagnose_texts({"log": case.text})
     assert len(found.cures) <= 4

@@ -7,6 +7,7 @@ import re
 import pytest
 from tests.unit.diagnose.corpus import FULL_CARD, brackets, modern, traced
 
+from laws import every
 from memsheet.diagnose.cures.tables import FUSED_LOSS
 from memsheet.diagnose.message import MAYBE, NO, YES, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
@@ -34,8 +35,8 @@ def offered(found: Diagnosis) -> str:
 SHARE = re.compile(r"(?:utilization|mem-fraction-static)(?: ([\d.]+))?$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("stated", ["0.5", "0.8", "0.9", "0.95", "0.96", "0.97", "0.99"])
-@pytest.mark.parametrize(
+@every("stated", ["0.5", "0.8", "0.9", "0.95", "0.96", "0.97", "0.99"])
+@every(
     "says",
     ["{{'model': 'x', 'gpu_memory_utilization': {}}}", "vllm serve x --gpu-memory-utilization {} --port 1", "ServerArgs(mem_fraction_static={}, tp_size=1)",
      "--mem-fraction-static={}"],

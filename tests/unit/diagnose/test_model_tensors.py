@@ -10,6 +10,7 @@ import re
 import pytest
 from tests.unit.diagnose.corpus import modern, traced
 
+from laws import every
 from memsheet.catalog import find_model
 from memsheet.diagnose.cleaned import without_prefixes
 from memsheet.diagnose.message import YES, Cause, Term
@@ -94,7 +95,7 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "said", "axes", "width", "component"), CASES)
+@every("function, said, axes, width, component", CASES)
 def test_a_tensor_is_found_by_its_own_size(
     function: str, said: str, axes: tuple[int, ...], width: int, component: str
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.diagnose.corpus import FULL_CARD
 
+from laws import every
 from memsheet.diagnose.message import YES, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 from memsheet.units import GIB
@@ -36,7 +37,7 @@ def found_in(text: str) -> Diagnosis:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         "=>> PBS: job killed: mem 68719542272 exceeded limit 68719476736",

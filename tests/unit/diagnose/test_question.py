@@ -10,6 +10,7 @@ import pytest
 from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, TWELVE, Case, modern, traced
 
 import memsheet
+from laws import every
 from memsheet.cli import main
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.redacted import redact_text
@@ -22,7 +23,7 @@ from memsheet.report.screen.died.diagnosis import render_diagnosis
 from memsheet.report.shared.look import Look
 
 
-@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case.name)
+@every("case", TEXTS, ids=lambda case: case.name)
 def test_a_document_is_what_its_schema_says(case: Case) -> None:
     document = diagnosis_document(diagnose_named_texts({"log": case.text}, None, {}))
     document_model(Diagnosis).model_validate_json(json.dumps(document))
@@ -30,8 +31,8 @@ def test_a_document_is_what_its_schema_says(case: Case) -> None:
     assert document["verdict"] == case.verdict
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("case", TEXTS, ids=lambda case: case.name)
+@every("width", [80, 120])
+@every("case", TEXTS, ids=lambda case: case.name)
 def test_a_screen_begins_with_the_verdict_and_keeps_its_width(case: Case, width: int) -> None:
     screen = render_diagnosis(
         diagnose_named_texts({"log": case.text}, None, {}), Look(width=width, full=True)

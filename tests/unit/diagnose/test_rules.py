@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.unit.diagnose.corpus import brackets, modern, traced
 
+from laws import every
 from memsheet.diagnose.verdict import diagnose_texts
 
 Figures = dict[str, int]
@@ -60,9 +61,9 @@ FORMS = ("modern", "2.1", "hip", "brackets")
 DRAWS = range(3)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("over", [4, 20, 150, 900])
-@pytest.mark.parametrize("seed", DRAWS)
+@every("form", FORMS)
+@every("over", [4, 20, 150, 900])
+@every("seed", DRAWS)
 def test_free_and_kept_below_what_is_asked_is_a_real_need(form: str, over: int, seed: int) -> None:
     draw = random.Random(seed * 1000 + over)
     assert verdict_of(card_with(draw.choice((30, 500, 1500)), over, draw), form) == ("real_need", set())

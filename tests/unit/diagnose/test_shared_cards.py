@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.diagnose.corpus import modern, traced
 
+from laws import every
 from memsheet.diagnose.cleaned import WHOLE
 from memsheet.diagnose.message import MAYBE, YES, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
@@ -151,9 +152,9 @@ BOTH = table_of((71_000, "python a.py"), (9_000, "python b.py"))
 ALONE = table_of((80_600, "python a.py"))
 
 
-@pytest.mark.parametrize("message", [HANDLE, DRIVER, BARE])
-@pytest.mark.parametrize(
-    ("said", "table", "shared"),
+@every("message", [HANDLE, DRIVER, BARE])
+@every(
+    "said, table, shared",
     [
         ("H100 80GB", BOTH, True),
         ("H100 80GB", ALONE, False),  # which may be what failed

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.diagnose.corpus import FULL_CARD, TEXTS, modern, traced
 
+from laws import every
 from memsheet.diagnose.cleaned import ALIKE, WHOLE, _first_places, cleaned_log, without_prefixes
 from memsheet.diagnose.interval import Interval, printed_bytes
 from memsheet.diagnose.log_messages import SIGNS
@@ -122,14 +123,14 @@ def test_of_lines_that_differ_by_their_digits_the_first_and_the_last_are_read_fo
     assert len(log.lines) == 10_002
 
 
-@pytest.mark.parametrize("seed", range(40))
+@every("seed", range(40))
 def test_random_bytes_are_no_fault(seed: int) -> None:
     draw = random.Random(seed)
     found = diagnose_texts({"log": draw.randbytes(draw.randint(1, 4000))})
     assert not found.undecided
 
 
-@pytest.mark.parametrize("seed", range(60))
+@every("seed", range(60))
 def test_broken_messages_are_no_fault(seed: int) -> None:
     draw = random.Random(seed)
     raw = bytearray(draw.choice(TEXTS).text.encode())

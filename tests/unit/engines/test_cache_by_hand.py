@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from laws import every
 from memsheet.questions.accounted import infer
 
 SIXTEEN = 2
@@ -54,12 +55,12 @@ def per_token(name: str, engine: str, **options: object) -> int:
     return int((answer.serving or {})["kv_bytes_per_token"])
 
 
-@pytest.mark.parametrize("name", BY_HAND)
+@every("name", BY_HAND)
 def test_a_token_takes_what_a_hand_counts(name: str) -> None:
     assert per_token(name, "vllm") == BY_HAND[name]
 
 
-@pytest.mark.parametrize("name", sorted(BY_HAND.keys() - OWN_WAY))
+@every("name", sorted(BY_HAND.keys() - OWN_WAY))
 def test_sglang_counts_the_same(name: str) -> None:
     assert per_token(name, "sglang", memory_fraction=0.8) == BY_HAND[name]
 

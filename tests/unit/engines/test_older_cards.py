@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.catalog import hardware_rates
 from memsheet.errors import InputError
 from memsheet.plan.engine_registry import MODELLED, find_engine
@@ -27,8 +28,8 @@ def train(engine: str, card: str, **more: Any) -> Any:
     return memsheet.train("mpt-7b" if engine == "llm-foundry" else "llama-2-7b", engine=engine, **asked)
 
 
-@pytest.mark.parametrize("engine", TRAINERS)
-@pytest.mark.parametrize("card", OLD)
+@every("engine", TRAINERS)
+@every("card", OLD)
 def test_bf16_is_emulated_or_refused_and_never_silent(engine: str, card: str) -> None:
     try:
         answer = train(engine, card)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from laws import every
 from memsheet import infer
 from memsheet.engines.sglang.states import slot_bytes
 from memsheet.engines.vllm.facts import RELEASES, release_of
@@ -130,7 +131,7 @@ TURNING = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers":
 """Of Baichuan's smaller models, whose positions turn."""
 
 
-@pytest.mark.parametrize(("engine", "family"), UNSERVED)
+@every("engine, family", UNSERVED)
 def test_a_family_without_code_is_refused_by_name(engine, family):
     sizes = TURNING if family == "baichuan" else SIZES if family in WITHOUT_DEFAULTS else {}
     config = {"model_type": family, **sizes}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from laws import every
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
@@ -45,7 +46,7 @@ def reading(name: str) -> FileReading:
     return read_text(name, (FOLDER / name).read_text(), PARSERS)
 
 
-@pytest.mark.parametrize("row", INDEX, ids=[row["file"] for row in INDEX])
+@every("row", INDEX)
 def test_no_key_is_unknown_that_the_engine_knows(row: dict[str, Any]) -> None:
     found = reading(row["file"])
     assert found.form.name.partition("-")[0] == row["format"]

@@ -7,8 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from laws import every
 from memsheet.exchange import read_text
 from memsheet.guard import parse_json, parse_yaml
 
@@ -75,7 +74,7 @@ ALL = {**{f"ax-{name}": row for name, row in AXOLOTL.items()}, **{f"lf-{name}": 
 OPEN = {"recompute.mode": "none"}
 
 
-@pytest.mark.parametrize("name", ALL)
+@every("name", ALL)
 def test_what_a_person_reads_is_read(name: str) -> None:
     read = read_text(name, (FOLDER / name).read_text(), {"json": parse_json, "yaml": parse_yaml})
     found = {key: _said(read.request, key) for key in KEYS}

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.exchange.test_wild_configs import FOLDER
 
 import memsheet
+from laws import every
 from memsheet.budget import Result
 from memsheet.questions.recognised_files import recognise_files
 
@@ -291,7 +292,7 @@ def read_out(name: str) -> tuple[dict, dict]:
     return {**weak, **firm}, dict(pair for read in reads.values() for pair in read.unmodelled)
 
 
-@pytest.mark.parametrize("name", CHAT)
+@every("name", CHAT)
 def test_deepspeed_chat(name: str) -> None:
     found, beside = read_out(f"dc-{name}.sh")
     assert tuple(found.get(key) for key in CHAT_OF) == CHAT[name]

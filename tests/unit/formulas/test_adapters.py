@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.errors import InputError
@@ -157,8 +158,8 @@ def test_an_input_that_trains_makes_the_first_layer_hand_a_gradient_back() -> No
     assert embedded > plain
 
 
-@pytest.mark.parametrize(
-    ("request_", "words"),
+@every(
+    "request_, words",
     [
         ({"adapter.kind": "llama-adapter", "adapter.rank": None}, "not modelled for transformers"),
         ({"adapter.prompt_length": 4}, "no meaning for lora"),

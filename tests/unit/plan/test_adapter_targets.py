@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from laws import every
 from memsheet.errors import InputError
 from memsheet.plan.adapter_targets import stacked_names
 from memsheet.plan.defaults import STACKED_EXPERTS
@@ -49,8 +50,8 @@ def is_read(family: str) -> bool:
 MIXTURES = [family for family in sorted(STACKED_EXPERTS) if is_read(family)]
 
 
-@pytest.mark.parametrize("family", MIXTURES)
-@pytest.mark.parametrize("engine", ["transformers", "fsdp2", "deepspeed"])
+@every("family", MIXTURES)
+@every("engine", ["transformers", "fsdp2", "deepspeed"])
 def test_names_that_peft_takes_for_stacked_experts_are_refused_by_name(family: str, engine: str) -> None:
     """peft 0.21 with transformers 5 adapts the stacks then, and nothing of dense and shared layers."""
     model = spec_of(family)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from laws import every
 from memsheet.plan.check import RULES, check_request, flatten_document
 
 
@@ -34,7 +35,7 @@ def test_every_problem_is_listed() -> None:
     assert len(check_request({"microbatch": -1, "zero": 9, "nonsense": 1, "attention": None})) == 3
 
 
-@pytest.mark.parametrize("key", sorted(RULES))
+@every("key", sorted(RULES))
 def test_null_leaves_any_key_to_its_default(key: str) -> None:
     assert check_request({key: None}) == []
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.budget import LibraryUse, Result
 from memsheet.cli import main
 from memsheet.exchange import find_format, read_text
@@ -74,9 +75,7 @@ def where_it_holds(library: str, default: Default) -> dict[str, Any]:
     raise AssertionError(f"{default.name} never holds")
 
 
-@pytest.mark.parametrize(
-    ("library", "default"), EACH, ids=[f"{name}-{own.name}-{'-'.join(own.keys)}" for name, own in EACH]
-)
+@every("library, default", EACH)
 def test_a_librarys_value_holds_and_is_named_unless_another_is_given(library: str, default: Default) -> None:
     said = where_it_holds(library, default)
     request, where = question(library, **said)

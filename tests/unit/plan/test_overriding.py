@@ -7,9 +7,8 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-import pytest
-
 import memsheet
+from laws import every
 from memsheet.exchange.joined_files import join_files
 from memsheet.plan.overriding import without_overridden
 
@@ -28,7 +27,7 @@ def sizes(**options: Any) -> Any:
     return answer.plan.recompute, answer.sheets[0].device
 
 
-@pytest.mark.parametrize(("said", "flag"), product(SAID, FLAGS))
+@every("said, flag", product(SAID, FLAGS))
 def test_a_flag_of_another_way_is_what_it_is_alone(said: dict[str, Any], flag: dict[str, Any]) -> None:
     mode = said.get("mode", "selective")
     wanted = flag.get("recompute", "selective")

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from laws import every
 from memsheet import catalog
 from memsheet.plan.dtypes import BF16, FP16, FP32
 from memsheet.plan.engine import Engine
@@ -33,8 +34,8 @@ def test_a_version_that_was_read_names_a_release(engine: Engine) -> None:
     assert re.search(engine.version_form, example)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@every("family", FAMILIES)
+@every("engine", ENGINES.values(), ids=ENGINES)
 def test_a_dtype_is_left_on_every_card_and_older_cards_refuse_no_less(engine: Engine, family: str) -> None:
     refused = [set(not_served_in(engine, None, card, family)) for card in CARDS]
     assert all({BF16, FP16, FP32} - found for found in refused)

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+from laws import every
 from memsheet import infer
 from memsheet.formulas.serving.servers import server_of
 from memsheet.plan.engine import Engine
@@ -48,7 +49,7 @@ def test_what_is_said_of_ranks_needs_such_ranks(engine: Engine) -> None:
     assert {axis for axis, needed in needs.items() if needed} <= {*engine.serving_axes}
 
 
-@pytest.mark.parametrize("fact", [field.name for field in fields(ServingFacts)])
+@every("fact", [field.name for field in fields(ServingFacts)])
 def test_every_fact_tells_engines_apart(fact: str) -> None:
     """A fact that all servers share is no fact of one."""
     values = [getattr(engine.serving, fact) for engine in SERVERS]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.cli import main
 from memsheet.cli.commands import COMMANDS
 from memsheet.cli.flags import WORDS, plan_flag_values
@@ -45,9 +46,7 @@ def said(name):
     return name.replace("-", "_")
 
 
-@pytest.mark.parametrize(
-    ("name", "meaning", "task"), RENAMED, ids=[f"{n}-{t}-{'-'.join(m.engines)}" for n, m, t in RENAMED]
-)
+@every("name, meaning, task", RENAMED)
 def test_a_word_comes_to_the_same_as_our_own(name, meaning, task):
     """In Python, and on the line of every command that has it."""
     value, engine = sample(meaning.key), {"engine": meaning.engines[0]} if meaning.engines else {}
@@ -111,9 +110,7 @@ AS_TOOLS_READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("tool", "name"), [(tool, name) for tool, (_, words) in AS_TOOLS_READ.items() for name in words]
-)
+@every("tool, name", [(tool, name) for tool, (_, words) in AS_TOOLS_READ.items() for name in words])
 def test_a_word_means_what_its_tool_reads(tool, name):
     """As the reader of the tool's own configuration has it, which cites its code."""
     task, words = AS_TOOLS_READ[tool]

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from answers import model
+from laws import every
 from memsheet.engines.transformers.widest_layer import Work, largest_layer_bytes
 from memsheet.plan.document import plan_document
 from memsheet.plan.engine_registry import MODELLED, engine_of, find_engine
@@ -41,8 +42,8 @@ def test_a_plan_has_the_workload_of_its_task_and_none_of_the_other(engine: str, 
         getattr(plan, other)
 
 
-@pytest.mark.parametrize(("engine", "task"), ENGINES_WITH_TASKS)
-@pytest.mark.parametrize("said", [{}, {"seq_len": 64}])
+@every("engine, task", ENGINES_WITH_TASKS)
+@every("said", [{}, {"seq_len": 64}])
 def test_a_workload_is_read_back_as_it_was_written(engine: str, task: str, said: dict[str, int]) -> None:
     plan = plan_of(engine, task, **said)
     written = plan_document(plan)

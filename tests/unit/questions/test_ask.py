@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from laws import every
 from memsheet.cli import main
 from memsheet.questions.ask import QUESTIONS, ask
 
@@ -88,8 +89,8 @@ def test_a_file_has_a_plain_name(name: Any) -> None:
     assert found["document"]["problems"][0]["field"] == "files.name"
 
 
-@pytest.mark.parametrize("question", [*QUESTIONS, "nope", None, 3, ["train"], {"a": 1}])
-@pytest.mark.parametrize("more", [{}, {"model": 3}, {"model": {"model_type": "llama"}}, {"gpus": ["x"]}, {"files": "x"},
+@every("question", [*QUESTIONS, "nope", None, 3, ["train"], {"a": 1}])
+@every("more", [{}, {"model": 3}, {"model": {"model_type": "llama"}}, {"gpus": ["x"]}, {"files": "x"},
     {"plan": [1]}, {"text": "\x00"}, {"term": {}}, {"left": {}, "right": {}}, {"what": 3}, {"to": 3, "plan": {}},
     {"seq_len": -1, "model": "gpt2"}, {"fix": "maybe", "model": "gpt2"}, {"x": [1], "y": {}}, {"slack": 3, "model": "gpt2"}])  # fmt: skip
 def test_whatever_is_asked_has_an_answer(question: Any, more: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import memsheet
 from bundled import written_names
+from laws import every
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.cli import main
@@ -37,7 +38,7 @@ def spec(name: str):
     return read_model(name, catalog=catalog_entry, names=model_names())
 
 
-@pytest.mark.parametrize("name", written_names())
+@every("name", written_names())
 def test_a_ladder_doubles_up_to_the_models_own_length(name):
     lengths, own = ladder_lengths(spec(name)), spec(name).max_positions
     assert list(lengths) == sorted(set(lengths))

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from laws import every
 from memsheet import references
 from memsheet.catalog import glossary_terms
 from memsheet.cli import main
@@ -38,7 +39,7 @@ def test_a_word_that_is_read_alone_is_that_of_the_whole_table() -> None:
         assert _catalog_term(key) == term
 
 
-@pytest.mark.parametrize(
+@every(
     "word",
     [
         *PEOPLE_SAY,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.budget import Result
 from memsheet.catalog import find_model
 from memsheet.cli import main
@@ -49,7 +50,7 @@ def test_public_functions_say_what_they_take() -> None:
 PUBLIC = [found for name in memsheet.__all__ if inspect.isfunction(found := getattr(memsheet, name))]
 
 
-@pytest.mark.parametrize(
+@every(
     "function",
     [*PUBLIC, accounted.train, accounted.infer],
     ids=lambda function: f"{function.__module__}.{function.__name__}",

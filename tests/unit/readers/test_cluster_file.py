@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from laws import every
 from memsheet.catalog import catalog_devices, find_device
 from memsheet.cli import main
 from memsheet.errors import InputError
@@ -99,8 +100,8 @@ def test_thousands_of_gpus():
     assert cluster_from({"device": "H100-80GB", "nodes": 2048, "per_node": 8}, "c").cluster().count == 16_384
 
 
-@pytest.mark.parametrize(
-    ("values", "field", "said"),
+@every(
+    "values, field, said",
     [
         ({}, "device", "is missing"),
         ({"device": ""}, "device", "is missing"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.sheet import Component, Instant
@@ -24,9 +25,9 @@ def spread(name: str, cards: int, **job: Any) -> Answer:
     return memsheet.train(name, gpus=f"{cards}xH100-80GB", schedule="naive", seq_len=256, **job)
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("cards", [2, 3, 8])
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen2.5-0.5b", "gemma-3-1b"])
+@every("job", JOBS)
+@every("cards", [2, 3, 8])
+@every("name", ["llama-3.1-8b", "qwen2.5-0.5b", "gemma-3-1b"])
 def test_what_the_cards_hold_is_the_model_once(name: str, cards: int, job: dict[str, Any]) -> None:
     whole = memsheet.train(name, gpus="1xH100-80GB", seq_len=256, **job).sheets[0]
     each = spread(name, cards, **job).sheets

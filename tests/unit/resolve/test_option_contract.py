@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet import catalog
 from memsheet.account import account_rank
 from memsheet.errors import InputError
@@ -66,8 +67,8 @@ def test_the_plan_of_experts_on_two_cards_reads_back() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("request_", "field"),
+@every(
+    "request_, field",
     [
         ({**TRAIN, "adapter.targets": ["q_proj"]}, "adapter.targets"), ({**TRAIN, "adapter.alpha": 16}, "adapter.alpha"),
         ({**TRAIN, "adapter.dtype": "bf16"}, "adapter.dtype"), ({**TRAIN, "adapter.kind": "lora"}, "adapter.kind"),
@@ -281,8 +282,8 @@ def test_every_plan_that_is_made_reads_back(name: str, real: bool) -> None:
     assert made > len(AXES)
 
 
-@pytest.mark.parametrize("name", TRAINERS)
-@pytest.mark.parametrize("part", ["modules", "every", "layers", "segments"])
+@every("name", TRAINERS)
+@every("part", ["modules", "every", "layers", "segments"])
 def test_a_kind_of_recompute_that_is_implied_is_refused_as_if_it_were_named(name: str, part: str) -> None:
     implied = RecomputeMode.SELECTIVE if part == "modules" else RecomputeMode.FULL
     value: Any = ["mlp"] if part == "modules" else 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.errors import InputError, Problem
 from memsheet.plan.hardware import eight_bit_cache
 
@@ -140,11 +141,9 @@ def test_packed_weights_are_not_multiplied_in_fp32(engine: str, gpus: str | None
     assert memsheet.infer("llama-3.2-1b", **{**SERVED, **asked}, fix=False).plan.quantization is not None
 
 
-@pytest.mark.parametrize("card", ["V100-32GB", "T4", "RTX3090", "L4"])
-@pytest.mark.parametrize(
-    ("model", "length"), [("qwen3-14b", 16384), ("gemma-3-4b", 8192), ("qwen3-32b", 4096)]
-)
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@every("card", ["V100-32GB", "T4", "RTX3090", "L4"])
+@every("model, length", [("qwen3-14b", 16384), ("gemma-3-4b", 8192), ("qwen3-32b", 4096)])
+@every("engine", ["vllm", "sglang"])
 def test_what_makes_room_is_refused_on_no_card(engine: str, model: str, length: int, card: str) -> None:
     """A change that is offered is a question that has the answer it is offered with."""
     asked: dict[str, Any] = {"engine": engine, "gpus": f"1x{card}", "max_model_len": length}

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.accelerate import get_balanced_memory, infer_auto_device_map
 
 import memsheet
+from laws import every
 from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import Config, find_config
 from memsheet.sheet import Instant
@@ -55,11 +56,9 @@ def card_of(found: dict[str, int], module: str) -> int | None:
     return found[max(names, key=len)] if names else None
 
 
-@pytest.mark.parametrize("four_bits", [False, True])
-@pytest.mark.parametrize("cards", [2, 3, 8])
-@pytest.mark.parametrize(
-    "name", ["llama-3.1-8b", "llama-3.2-1b", "qwen2.5-0.5b", "mistral-7b", "qwen3-30b-a3b"]
-)
+@every("four_bits", [False, True])
+@every("cards", [2, 3, 8])
+@every("name", ["llama-3.1-8b", "llama-3.2-1b", "qwen2.5-0.5b", "mistral-7b", "qwen3-30b-a3b"])
 def test_layers_are_dealt_as_the_library_deals_them(name: str, cards: int, four_bits: bool) -> None:
     found = cards_of_library(name, cards, four_bits=four_bits, dtype=torch.bfloat16)
     more: dict[str, Any] = {"quantize": "nf4", "lora_rank": 8} if four_bits else {}

@@ -7,8 +7,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-
+from laws import every
 from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.plan.device import cluster_of
@@ -39,7 +38,7 @@ def spare(request: dict[str, Any], name: str, card: str, key: str, value: int) -
         return None
 
 
-@pytest.mark.parametrize("number", range(40))
+@every("number", range(40))
 def test_a_longer_one_never_leaves_more(number: int) -> None:
     luck = random.Random(number)
     name, card = luck.choice(MODELS), luck.choice(CARDS)

@@ -4,9 +4,9 @@ that are no growth, no other regime, no neighbour.
 
 from __future__ import annotations
 
-import pytest
 from tests.unit.diagnose.corpus import FULL_CARD
 
+from laws import every
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.verdict import diagnose_texts
 
@@ -87,7 +87,7 @@ SAID = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("said", SAID)
+@every("said", SAID)
 def test_a_plain_need_stays_one_whatever_is_said_besides(said: str) -> None:
     for text in (f"{said}\n{FULL_CARD}", f"{FULL_CARD}\n{said}"):
         assert diagnose_texts({"log": text}).cause is Cause.REAL_NEED

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.unit.diagnose.corpus import FULL_CARD
 
+from laws import every
 from memsheet.diagnose.verdict import diagnose_texts
 
 TOLD: dict[str, tuple[tuple[str, str], ...]] = {
@@ -51,10 +51,9 @@ TOLD: dict[str, tuple[tuple[str, str], ...]] = {
 """By verdict: a name, and what is told."""
 
 
-@pytest.mark.parametrize(
-    ("verdict", "told"),
+@every(
+    "verdict, told",
     [(verdict, told) for verdict, jobs in TOLD.items() for _, told in jobs],
-    ids=[f"{verdict}: {name}" for verdict, jobs in TOLD.items() for name, _ in jobs],
 )
 def test_a_job_that_is_told_comes_to_its_verdict(verdict: str, told: str) -> None:
     found = diagnose_texts({"log": f"{told}\n{FULL_CARD}"})

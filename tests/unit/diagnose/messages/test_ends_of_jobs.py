@@ -4,8 +4,7 @@ texts of which nothing is to be said: a line or a few each, and what they come t
 
 from __future__ import annotations
 
-import pytest
-
+from laws import every
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
 ENDS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -241,21 +240,20 @@ def verdict_of(found: Diagnosis) -> str:
     return between or ("no figures" if found.undecided else found.cause.value)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "text"),
+@every(
+    "verdict, text",
     [(verdict, text) for verdict, ends in ENDS.items() for _, text in ends],
-    ids=[f"{verdict}: {name}" for verdict, ends in ENDS.items() for name, _ in ends],
 )
 def test_an_end_comes_to_its_verdict(verdict: str, text: str) -> None:
     assert verdict_of(diagnose_texts({"log": text})) == verdict
 
 
-@pytest.mark.parametrize("text", [text for _, text in ENDS["not_gpu_memory"]])
+@every("text", [text for _, text in ENDS["not_gpu_memory"]])
 def test_no_smaller_batch_is_offered_where_the_host_ran_out(text: str) -> None:
     found = diagnose_texts({"log": text})
     assert {cure.helps for cure in found.cures if "batch" in cure.change} <= {"no"}
 
 
-@pytest.mark.parametrize("text", [text for _, text in ENDS["nothing"]])
+@every("text", [text for _, text in ENDS["nothing"]])
 def test_nothing_is_offered_where_nothing_failed_for_memory(text: str) -> None:
     assert diagnose_texts({"log": text}).cures == ()

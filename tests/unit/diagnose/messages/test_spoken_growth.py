@@ -9,6 +9,7 @@ import itertools
 import pytest
 from tests.unit.diagnose.corpus import FULL_CARD
 
+from laws import every
 from memsheet.diagnose.message import Cause
 from memsheet.diagnose.messages.spoken_growth import growth_in_prose
 from memsheet.diagnose.verdict import diagnose_texts
@@ -42,9 +43,7 @@ def test_lines_that_grow_by_the_same_are_a_leak_and_others_are_not(line: str) ->
     assert diagnose_texts({"log": "\n".join((*sawtooth, FULL_CARD))}).cause is Cause.REAL_NEED
 
 
-@pytest.mark.parametrize(
-    ("sentence", "message"), itertools.product(SENTENCES, (BARE, FULL_CARD)), ids=lambda each: each[:24]
-)
+@every("sentence, message", itertools.product(SENTENCES, (BARE, FULL_CARD)), ids=lambda each: each[:24])
 def test_figures_of_a_sentence_that_grow_evenly_are_a_leak_and_others_are_not(
     sentence: str, message: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from laws import every
 from memsheet.catalog.stored_names import GGUF_TYPES, near_types, storage_of_tag
 from memsheet.engines.llama_cpp.gguf_mixes import MIXES, Where, gguf_named, matrix_type
 from memsheet.engines.llama_cpp.gguf_types import RULED, Mix, type_range, types_of_end, types_of_matrix
@@ -62,8 +63,8 @@ def test_which_matrices_of_few_bits_get_more(mix: str, kind: str, where: dict[st
     assert matrix_type(mix, kind, place, 4096) == found
 
 
-@pytest.mark.parametrize("mix", [*MIXES, *OWN])
-@pytest.mark.parametrize("fork", [False, True])
+@every("mix", [*MIXES, *OWN])
+@every("fork", [False, True])
 def test_the_engines_own_choice_lies_within_the_range(mix: str, fork: bool):
     named = Mix.of(mix, fork=fork)
     for kind in KINDS:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from laws import every
 from memsheet import catalog
 from memsheet.budget import Answer, Result
 from memsheet.engines.sglang.chunk_graphs import largest_chunk
@@ -65,8 +66,8 @@ def test_pools_have_a_page_to_spare() -> None:
     assert table_bytes(2048, 131072) == 2049 * 131076 * 4
 
 
-@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.tag)
-@pytest.mark.parametrize("gpus", ["1xL4", "1xH100-80GB", "4xH100-80GB", "8xH200"])
+@every("release", RELEASES, ids=lambda release: release.tag)
+@every("gpus", ["1xL4", "1xH100-80GB", "4xH100-80GB", "8xH200"])
 def test_weights_and_pool_fill_the_fraction_of_what_was_free(release: Any, gpus: str) -> None:
     answer = served("qwen2.5-3b", gpus, engine_version=release.tag)
     serving = answer.serving or {}

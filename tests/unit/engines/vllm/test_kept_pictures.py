@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from laws import every
 from memsheet import catalog
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.pictures import (
@@ -142,10 +143,8 @@ def test_pictures_of_any_size_are_a_range_that_a_sequence_bounds() -> None:
     assert long.value == short.value < long.high == 4 * long.value
 
 
-@pytest.mark.parametrize(
-    "version", ["0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.14.0", "0.24.0", "0.33.0"]
-)
-@pytest.mark.parametrize("name", [MISTRAL, GEMMA, QWEN])
+@every("version", ["0.8.5", "0.9.2", "0.10.2", "0.11.0", "0.12.0", "0.14.0", "0.24.0", "0.33.0"])
+@every("name", [MISTRAL, GEMMA, QWEN])
 def test_the_ends_lie_around_the_value_and_longer_batches_keep_no_less(version: str, name: str) -> None:
     few, many = kept(name, version, max_batched_tokens=4096), kept(name, version, max_batched_tokens=8192)
     for size in (few, many):

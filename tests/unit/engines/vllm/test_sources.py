@@ -8,8 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-
+from laws import every
 from memsheet.engines.vllm.sources import READ_IN
 from parsed_files import PACKAGE, files_with
 
@@ -39,7 +38,7 @@ def test_whoever_points_to_the_list_is_on_it() -> None:
     assert len(pointing) > 15
 
 
-@pytest.mark.parametrize("name", sorted(READ_IN))
+@every("name", sorted(READ_IN))
 def test_what_is_listed_is_there_and_says_where_it_was_read(name: str) -> None:
     module, attribute = name.rsplit(".", 1)
     assert find_spec(f"memsheet.{module}") is not None

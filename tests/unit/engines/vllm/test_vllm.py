@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from laws import every
 from memsheet import catalog
 from memsheet.budget import Answer, Result, verdict_on_start
 from memsheet.cli import main
@@ -123,8 +124,8 @@ def test_beside_states_a_page_of_attention_holds_a_state() -> None:
     assert {group.page_bytes for group in found.groups} == {attention.page_bytes}
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "jamba-v0.1"])
-@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.tag)
+@every("name", ["llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "jamba-v0.1"])
+@every("release", RELEASES, ids=lambda release: release.tag)
 def test_longer_sequences_never_take_fewer_blocks(name: str, release: Any) -> None:
     found = layout(name, release.tag)
     sizes = [sequence_blocks(found, tokens, release) for tokens in (1, 16, 17, 1000, 8192, 32768)]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from laws import every
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.shared.serve_pods import KINDS, NO_SERVER
@@ -46,10 +47,10 @@ def reading(text: str) -> Any:
     return read_text("a.yaml", text, PARSERS)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("nodes", [1, 2, 5])
-@pytest.mark.parametrize("per_node", [1, 4, 8])
-@pytest.mark.parametrize("switched", [None, True])
+@every("name", NAMES)
+@every("nodes", [1, 2, 5])
+@every("per_node", [1, 4, 8])
+@every("switched", [None, True])
 def test_what_is_written_reads_back(name: str, nodes: int, per_node: int, switched: bool | None) -> None:
     found = reading(
         written(name, asked(nodes=nodes, per_node=per_node, **{"allocator.expandable_segments": switched}))
@@ -198,7 +199,7 @@ def known(form: Any, at: str) -> bool:
     return any(one == at or one.startswith(f"{at}.") for one in told)
 
 
-@pytest.mark.parametrize("at", [*sorted(TASK), *(f"resources.{name}" for name in sorted(RESOURCES))])
+@every("at", [*sorted(TASK), *(f"resources.{name}" for name in sorted(RESOURCES))])
 def test_every_key_of_skypilot_is_known(at: str) -> None:
     assert known(find_format("skypilot"), at)
 

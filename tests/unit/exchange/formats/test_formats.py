@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from laws import every
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import (
@@ -85,8 +86,8 @@ def test_offload_of_deepspeed() -> None:
     assert made["stage3_max_live_parameters"] == 1_000_000_000
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "field"),
+@every(
+    "name, changes, field",
     [
         ("deepspeed", {"engine": "fsdp2"}, "engine"),
         ("deepspeed", {"mesh.tp": 2}, "mesh.tp"),
@@ -396,7 +397,7 @@ def test_places_nest_and_flatten() -> None:
 SAID = (True, 2, 0.5, "full", "selective", "bf16")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_a_default_that_another_key_replaces_is_not_assumed(name: str) -> None:
     form = find_format(name)
     for row in form.keys:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet import catalog
 from memsheet.budget import Result
 from memsheet.errors import InputError
@@ -155,8 +156,8 @@ OPTIONS_OF_A_PLAN = (
 NGRAMS = {"speculative.method": "ngram", "speculative.tokens": 3}
 
 
-@pytest.mark.parametrize(
-    ("mesh", "options"),
+@every(
+    "mesh, options",
     [
         *((mesh, options) for mesh in MESHES for options in OPTIONS_OF_A_PLAN),
         *((mesh, NGRAMS) for mesh in MESHES[:2]),

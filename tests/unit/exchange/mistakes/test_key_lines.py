@@ -2,8 +2,7 @@
 
 import json
 
-import pytest
-
+from laws import every
 from memsheet.exchange.mistakes.key_lines import line_of_key
 
 JSON = """{
@@ -46,8 +45,8 @@ export RATE=1
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "where", "line"),
+@every(
+    "name, text, where, line",
     [
         ("a.json", JSON, "zero_optimization.stage", 4),
         ("a.json", JSON, "zero_optimization", 3),

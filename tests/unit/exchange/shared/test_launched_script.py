@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.errors import InputError
 from memsheet.exchange import read_text
 from memsheet.exchange.shared.launched_script import described_launches, filled_commands, first_script_launch
@@ -307,10 +308,8 @@ def test_llama_factorys_command_says_what_its_file_says(command: str, ranks: int
     assert (found[1].plan.training.seq_len, found[1].plan.mesh.data_parallel) == (512, ranks)
 
 
-@pytest.mark.parametrize(
-    "text", ["%s ${MORE:-}", "%s ${MORE-}", "MORE=${MORE:-}\n%s $MORE", "MORE=\n%s ${MORE}"]
-)
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@every("text", ["%s ${MORE:-}", "%s ${MORE-}", "MORE=${MORE:-}\n%s $MORE", "MORE=\n%s ${MORE}"])
+@every("start", STARTS.values(), ids=STARTS)
 def test_a_variable_that_is_empty_where_nobody_sets_it_is_no_word(start: str, text: str) -> None:
     plain, found = first_script_launch(start + GIVEN), first_script_launch(text % (start + GIVEN))
     assert plain is not None
@@ -381,8 +380,8 @@ BY_MODULE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "grpo", "reward", "rloo", "kto"])
-@pytest.mark.parametrize("start", BY_MODULE)
+@every("method", ["sft", "dpo", "grpo", "reward", "rloo", "kto"])
+@every("start", BY_MODULE)
 def test_a_module_is_started_as_its_script(start: str, method: str) -> None:
     words = "--model_name_or_path a/b --per_device_train_batch_size 2\n"
     found = first_script_launch(start.format(method) + words)

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from laws import every
 from memsheet.exchange.shared.launched_script import filled_commands
 from memsheet.exchange.shared.plain_shell import plain_script, plain_scripts
 
@@ -51,7 +52,7 @@ def words_of(text: str) -> list[str]:
     return " ".join(command[1:]).split()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@every("name", SCRIPTS)
 def test_the_words_of_a_command_are_the_shells(name: str) -> None:
     text = SCRIPTS[name]
     said = subprocess.run(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from laws import every
 from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
@@ -281,9 +282,9 @@ def test_flags_that_change_memory_and_are_not_accounted() -> None:
     ]
 
 
-@pytest.mark.parametrize("engine", SERVERS)
-@pytest.mark.parametrize(
-    ("changes", "field"),
+@every("engine", SERVERS)
+@every(
+    "changes, field",
     [
         ({"adapter.rank": 8}, "adapter.rank"), ({"quantization.weights": "nf4"}, "quantization.weights"), ({"attention": "sdpa"}, "attention"),
         ({"@nodes": 2}, "nodes"), ({"microbatch": 3}, "microbatch"), ({"serving.k_dtype": "fp8"}, "serving.k_dtype"), ({"mesh.cp": 2}, "mesh.cp"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange.shared.launched_script import script_launches
@@ -32,8 +33,8 @@ AROUND = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("command", [START, SERVE])
+@every("around", AROUND)
+@every("command", [START, SERVE])
 def test_a_job_is_read_whatever_stands_around_it(around: str, command: str) -> None:
     reads, _ = recognise_files({"run.sh": AROUND[around].format(command) + "\n"}, ())
     asked = {key: held for read in reads.values() for key, held in read.request.items()}

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from bundled import written_names
+from laws import every
 from memsheet.catalog import find_model
 from memsheet.formulas.operators.attention import mean_attended_keys
 from memsheet.formulas.operators.blocks import INPUTS, LATENTS, block_operators
@@ -46,7 +47,7 @@ def test_every_matrix_is_multiplied_once(name: str, joined: frozenset[str]) -> N
         assert sum(op.flops for op in operators) == sum(op.flops for op in block_operators(block))
 
 
-@pytest.mark.parametrize("name", written_names())
+@every("name", written_names())
 def test_matrices_that_are_joined_are_cut_alike(name: str) -> None:
     for block in blocks_of(name):
         for op in block_operators(block, EVERY):

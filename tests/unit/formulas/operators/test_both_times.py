@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bundled import written_names
+from laws import every
 from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.formulas.operators.blocks import block_operators
@@ -46,7 +47,7 @@ def trained_bytes(shop: TrainTiming, block: Block) -> float:
     return sum(time.forward_s for op in operators for time in operator_times(shop, op)) / shop.tokens
 
 
-@pytest.mark.parametrize("name", written_names())
+@every("name", written_names())
 def test_both_pass_over_memory_alike(name: str) -> None:
     """transformers' code is the same whoever runs it; a server stores keys and values besides."""
     spec = spec_of(name)

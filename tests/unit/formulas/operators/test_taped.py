@@ -8,6 +8,7 @@ from math import prod
 import pytest
 
 from bundled import written_names
+from laws import every
 from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.formulas.activations import run_config_of
@@ -52,7 +53,7 @@ def attending(name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in written_names() if attending(name)])
+@every("name", [name for name in written_names() if attending(name)])
 def test_a_tape_multiplies_what_the_table_says(name: str) -> None:
     """Recorded products of transformers' code, of every family, in flops; of scores that are written too."""
     spec = spec_of(name)
@@ -90,8 +91,8 @@ def test_a_norm_of_one_kernel(layers: str | None, kind: NormKind) -> None:
     assert taped_norm_passes(layers, kind) == FUSED[Kind.NORM] == (4, 6)
 
 
-@pytest.mark.parametrize("kind", list(NormKind))
-@pytest.mark.parametrize("layers", [None, "torchtitan", "torchtune", "litgpt", "megatron", "internevo"])
+@every("kind", list(NormKind))
+@every("layers", [None, "torchtitan", "torchtune", "litgpt", "megatron", "internevo"])
 def test_no_norm_moves_less_than_one_kernel(layers: str | None, kind: NormKind) -> None:
     forward, backward = taped_norm_passes(layers, kind)
     assert forward >= FUSED[Kind.NORM][0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from laws import every
 from memsheet.catalog import find_model, model_names
 from memsheet.formulas.sharding.algorithm import Algorithm, algorithm_of
 from memsheet.formulas.states.held import HeldTensor
@@ -34,8 +35,8 @@ def test_every_sharding_is_an_engines() -> None:
     assert {engine.sharding for engine in TRAINERS} == {*Sharding}
 
 
-@pytest.mark.parametrize("sharding", Sharding)
-@pytest.mark.parametrize("ranks", [1, 2, 7, 64])
+@every("sharding", Sharding)
+@every("ranks", [1, 2, 7, 64])
 def test_shards_hold_a_tensor_together_and_none_holds_more_than_it(sharding: Sharding, ranks: int) -> None:
     plan = plan_of(ranks)
     shard = algorithm_of(sharding).parameter_shard(TENSOR, plan)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import memsheet
+from laws import every
 from memsheet.errors import InputError
 from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.states.optimizers import (
@@ -43,8 +44,8 @@ def parameters(*held: HeldTensor) -> tuple[tuple[HeldTensor, int], ...]:
     return tuple((h, h.elements) for h in held)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "held", "expected"),
+@every(
+    "optimizer, held, expected",
     [
         ("lion", MATRIX, 4 * 512 * 256),
         ("adafactor", MATRIX, 4 * (512 + 256) + 4),

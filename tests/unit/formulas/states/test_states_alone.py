@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from laws import every
 from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.plan.dtypes import FP32
@@ -72,8 +73,8 @@ def textbook(answer: Answer, *, accumulates: bool) -> dict[Component, int]:
     return {component: size for component, size in sizes.items() if size}
 
 
-@pytest.mark.parametrize("batch", [None, 4])
-@pytest.mark.parametrize(("engine", "precision", "zero"), list(jobs()))
+@every("batch", [None, 4])
+@every("engine, precision, zero", list(jobs()))
 def test_states_are_the_textbooks_bytes_a_parameter(
     engine: str, precision: str, zero: int, batch: int | None
 ) -> None:
@@ -92,7 +93,7 @@ def test_states_are_the_textbooks_bytes_a_parameter(
         assert size.value >= max(sheet.of(component, instant=i).value for i in marks) or engine == "internevo"
 
 
-@pytest.mark.parametrize(("engine", "precision", "zero"), list(jobs()))
+@every("engine, precision, zero", list(jobs()))
 def test_states_do_not_depend_on_batch_or_length(engine: str, precision: str, zero: int) -> None:
     answers = [asked(engine, precision, zero, None, *shape) for shape in ((1, 2048), (4, 2048), (1, 512))]
     found = [answer.sheets[0].states for answer in answers if answer is not None]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from laws import every
 from memsheet.formulas.states.params import buffer_tensors, fold_path_indices
 from memsheet.plan.model import Attention, Block, Stack
 from memsheet.readers.families.gemma import RECIPES as GEMMA
@@ -267,7 +268,7 @@ ROTARY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("model_type", "flags"), ROTARY)
+@every("model_type, flags", ROTARY)
 def test_rotary_width(model_type: str, flags: dict[str, Any]) -> None:
     head = {"head_dim": 24} if model_type in LLAMA and model_type != "stablelm" else {}
     config = config_of(model_type, flags, hidden=96, heads=6, kv_heads=3, layers=2, ffn=50, vocab=99, **head)

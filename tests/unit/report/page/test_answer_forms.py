@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -73,6 +75,20 @@ LINES = {
 }
 
 
+def search_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said of one search in many forms is searched for once."""
+    command = import_module("memsheet.cli.plan")
+    search, found = command.best_plans, {}
+
+    def kept(**question: Any) -> Any:
+        asked = repr(question)
+        if asked not in found:
+            found[asked] = search(**question)
+        return found[asked]
+
+    monkeypatch.setattr(command, "best_plans", kept)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("forms")
@@ -90,6 +106,7 @@ def test_every_command_has_the_forms_that_it_names(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
+    search_once(monkeypatch)
     codes = set()
     for form in FORMATS[command]:
         codes.add(main([*LINES[command], "--format", form]))

@@ -109,7 +109,7 @@ def test_solve_says_what_train_says(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5, 65))
+@pytest.mark.parametrize("seed", range(5, 35))
 def test_solve_says_what_train_says_everywhere(seed):
     agrees(seed)
 
