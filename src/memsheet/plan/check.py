@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
     "adapter.alpha": Rule("any"), "adapter.dropout": _SHARE, "adapter.trainable_parameters": _count_rule(0, 2**50), "adapter.full_modules": _TEXTS,
     "adapter.prompt_length": _count_rule(high=2**20), "adapter.start_layer": _count_rule(0, 10_000), "adapter.encoder_width": _count_rule(high=2**20), "adapter.block_size": _count_rule(high=2**20),
     "quantization.weights": _TEXT, "quantization.group_size": _count_rule(high=2**20), "quantization.double_quant": _FLAG,
-    "quantization.skip": _TEXTS, "quantization.experts": _FLAG,
+    "quantization.skip": _TEXTS, "quantization.experts": _FLAG, "quantization.storage": _choice_rule("uint8", "bf16", "fp16", "fp32"),
     "offload.optimizer": _SHARE, "offload.parameters": _SHARE, "offload.activations": _FLAG,
     "allocator.expandable_segments": _FLAG, "allocator.max_split_size_mb": _count_rule(20, 2**20), "allocator.empty_cache_every": _count_rule(),
     "cuda_graphs": Rule("flag", choices=("names of what is captured",)),

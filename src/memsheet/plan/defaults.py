@@ -193,6 +193,7 @@ NEEDS_WEIGHTS = (
     "quantization.double_quant",
     "quantization.skip",
     "quantization.experts",
+    "quantization.storage",
 )
 
 # keys that only the other task reads; any value but these is refused rather than ignored

@@ -173,8 +173,9 @@ def _quantization_document(quantization: Quantization) -> dict[str, Any]:
         own_group = math.isqrt(own_group)  # the side of a square block
     double = weights.name in (NF4.name, FP4_BNB_DOUBLE.name) if name in (NF4.name, "fp4") else None
     experts = {"experts": True} if quantization.experts else {}
+    kept = {"storage": quantization.storage.name} if quantization.storage else {}
     said = {"weights": name, "group_size": own_group, "double_quant": double, "skip": list(quantization.skip)}
-    return {**said, **experts}
+    return {**said, **experts, **kept}
 
 
 def _offload_document(offload: Offload) -> dict[str, Any]:

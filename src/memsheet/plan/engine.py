@@ -72,6 +72,18 @@ class Sharding(Enum):
         return self is Sharding.PER_PARAMETER_SHARDS
 
     @property
+    def divides_tensors(self) -> bool:
+        """Whether a parameter is divided by itself, whatever stands beside it."""
+        return self in (Sharding.PER_PARAMETER_SHARDS, Sharding.PARTITIONED)
+
+    @property
+    def divides_floating(self) -> bool:
+        """Whether packed parameters are divided where their dtype is a floating one alone (accelerate 1.14
+        utils/fsdp_utils.py:789-811).
+        """
+        return self is Sharding.PER_PARAMETER_SHARDS
+
+    @property
     def hands_out_dtensors(self) -> bool:
         """Whether the parameters that an optimizer is given are DTensors. bitsandbytes' steps are operators
         without a sharding strategy, which are given them beside plain tensors: torch stops at the first step
@@ -269,6 +281,7 @@ class Engine:
         False  # computes on a CPU, whose kernels are others; set by account, not by an engine's file
     )
     whole_roles: frozenset[Role] = frozenset()  # tensors every tensor-parallel rank keeps whole
+    divides_scales: bool = False  # its four bits are tensors of torchao's, whose scales are cut as they are
     whole_latent: bool = False  # latent attention is not split
     splits_experts_over_tp: bool = False  # routed experts are cut over the tensor-parallel ranks (etp = tp)
     vocab_multiple: int = 1  # that it pads the vocabulary to, times tp, unless the plan says another

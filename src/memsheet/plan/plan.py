@@ -302,12 +302,14 @@ class ServedAdapters:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     """Storage of the linear weights; modules named in ``skip`` keep the parameters' dtype. ``experts``:
-    stacked experts are stored so, too, where the format's library has them as they are.
+    stacked experts are stored so, too, where the format's library has them as they are. ``storage``: the
+    dtype that the packed numbers are kept in, where ranks may divide them.
     """
 
     weights: DType
     skip: tuple[str, ...] = ()
     experts: bool = False
+    storage: DType | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ def _kept_in(weight: Weight, dtype: DType) -> DType:
     return dtype if matrix or dtype.bits >= BF16.bits else BF16
 
 
-OF_LINEAR_LAYERS = (NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE, INT8)
+FOUR_BITS = (NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE)
+OF_LINEAR_LAYERS = (*FOUR_BITS, INT8)
 """What bitsandbytes makes of torch.nn.Linear alone: experts that are one parameter stay as they are
 (transformers 5.23 integrations/bitsandbytes.py:189).
 """

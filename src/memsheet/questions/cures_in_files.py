@@ -10,6 +10,7 @@ from memsheet.budget import Answer
 from memsheet.errors import InputError
 from memsheet.exchange import values_of
 from memsheet.exchange.joined_files import written_answer
+from memsheet.exchange.shared.allocator_env import ALLOCATOR, ON
 from memsheet.exchange.shared.file_format import FileReading, Values, read_format_values
 from memsheet.exchange.shared.script_places import SCRIPT, TRAINS_STATES
 from memsheet.exchange.shared.sentence_script import ACCUMULATED, BATCH
@@ -37,6 +38,21 @@ def cure_in_files(
         if any(keys.values()) and _are_read_as(reads, keys, after, account):
             return tuple((name, tuple(_written(name, said))) for name, said in keys.items() if said)
     return ()
+
+
+def without_allocator(
+    changed: Mapping[str, Any],
+) -> tuple[dict[str, Any], tuple[tuple[str, tuple[str, ...]], ...]]:
+    """Changes that a file can say, and those that are said beside all files: the allocator's, to torch."""
+    said = {key: value for key, value in changed.items() if not key.startswith("allocator.")}
+    told = tuple(
+        f"{ALLOCATOR}={ON}"
+        for key in changed
+        if key == "allocator.expandable_segments" and changed[key] is True
+    )
+    if len(said) + len(told) != len(changed):  # others have no words here, nor then has the list
+        return dict(changed), ()
+    return said, (("the environment", told),) if told else ()
 
 
 def _are_read_as(

@@ -56,7 +56,7 @@ from memsheet.units import format_bytes
 if TYPE_CHECKING:
     from memsheet.questions.job_of_files import JobOfFiles
 with late_functions(__name__):
-    from memsheet.questions.cures_in_files import cure_in_files
+    from memsheet.questions.cures_in_files import cure_in_files, without_allocator
     from memsheet.questions.sure_changes import changed_values, with_judged_changes
     from memsheet.questions.without_unmodelled import other_job_words
 
@@ -152,15 +152,24 @@ def _in_words_of_files(
     if told is None or verdict is None or verdict.cheapest_fix is None or job.answer is None:
         return told
     fix, where = verdict.cheapest_fix, {key: job.ask[key] for key in MACHINES}
-    after = case.ask(changed_values(fix))
+    said, beside = without_allocator(changed_values(fix))
+    after = case.ask(said) if said else None
+
+    # what the sheet has that no file says: layers that one process spreads, what is meant in a refused one's place
+    own = join_on_cards(files.reads, {}, flags, job.ask["gpus"], where)[0].request
+    meant = job.whole.request
+    instead = {key: value for key, value in meant.items() if own.get(key) != value and key not in said}
+    taken = own.keys() - meant.keys() - said.keys()
 
     def account(reads: Mapping[str, FileReading]) -> Answer | None:
         whole, gpus = join_on_cards(reads, {}, flags, job.ask["gpus"], where)
+        request = {key: value for key, value in whole.request.items() if key not in taken}
         return answer_with_changes(
-            {**job.ask, "gpus": gpus}, {**whole.request, **assumed_length(job.answer)}, {}
+            {**job.ask, "gpus": gpus}, {**request, **instead, **assumed_length(job.answer)}, {}
         )
 
     keys = cure_in_files(files.reads, job.answer, after, account) if after else ()
+    keys = (*keys, *beside) if keys or not said else ()
     return replace(told, verdict=replace(verdict, cheapest_fix=replace(fix, in_files=keys))) if keys else told
 
 

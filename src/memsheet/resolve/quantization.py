@@ -94,9 +94,25 @@ def quantization_of(
         weights=_dtype_with_scales(gaps, name, weights, model),
         skip=_unquantized_modules(gaps, model),
         experts=_quantizes_experts(gaps, model, engine, task),
+        storage=_packed_storage(gaps, engine, task, name, "bf16"),
     )
     found = _as_unpacked(found, gaps, engine, task)
     return None if name.startswith("gguf:") and _unpacks_gguf(gaps, engine, task) else found
+
+
+def _packed_storage(
+    gaps: RequestResolver, engine: Engine, task: str, name: str, unless_said: str
+) -> DType | None:
+    """What bitsandbytes' four bits are kept in where parameters are divided (bnb_4bit_quant_storage). FSDP2
+    takes those that are floating alone (accelerate 1.14 utils/fsdp_utils.py:789-811), and who asks for both
+    is taken to have said so.
+    """
+    asked = dtype_named(str(gaps.request.get("quantization.storage") or ""))
+    if task != "train" or not name.startswith(DOUBLED) or engine.divides_scales or not engine.divides_states:
+        return None
+    if engine.sharding.divides_floating:
+        return dtype_named(gaps.get("quantization.storage", unless_said))
+    return asked
 
 
 def _check_gguf_mix(gaps: RequestResolver, name: str, engine: Engine) -> None:
@@ -332,5 +348,6 @@ def _stored_quantization(
         return None
     whence = "by its name" if model.source.assumed else "as released"
     gaps.assumed.append(f"quantization.weights = {stored.weights} ({whence})")
-    kept = Quantization(weights=weights, skip=stored.skip)
-    return _as_unpacked(kept, gaps, engine, str(gaps.request.get("task")))
+    task = str(gaps.request.get("task"))
+    storage = _packed_storage(gaps, engine, task, stored.weights, "uint8")
+    return _as_unpacked(Quantization(weights=weights, skip=stored.skip, storage=storage), gaps, engine, task)

@@ -16,10 +16,19 @@ from memsheet.formulas.sharding.partitioned_flow import Flush
 from memsheet.formulas.sharding.partitioned_states import Zero, zero_of
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
-from memsheet.plan.dtypes import BF16
+from memsheet.plan.dtypes import BF16, NF4, UINT8
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Role
-from memsheet.plan.plan import AttentionKind, Implementation, Loss, Offload, Plan, Routing, Schedule
+from memsheet.plan.plan import (
+    AttentionKind,
+    Implementation,
+    Loss,
+    Offload,
+    Plan,
+    Quantization,
+    Routing,
+    Schedule,
+)
 from memsheet.sheet import Component
 
 KNOWN = replace(TENSOR, shape=(8192, 1024))
@@ -34,6 +43,12 @@ def zero(stage: int, tensor: Any = TENSOR, **shares: Any) -> Zero:
     """The counts of a plan of ZeRO's stage that holds one tensor."""
     made = replace(plan("deepspeed", zero=stage), offload=Offload(**shares))
     return zero_of(made, (replace(tensor, dtype=BF16),))
+
+
+def packed() -> Zero:
+    """Of stage 3, its weights in four bits."""
+    found = zero(3)
+    return replace(found, plan=replace(found.plan, quantization=Quantization(weights=NF4, storage=UINT8)))
 
 
 def stages(*numbers: int, **shares: Any) -> Cases:
@@ -93,6 +108,7 @@ ZERO: dict[str, Callable[[], Cases]] = {
     },
     "partitioned_states.partition_scratch": lambda: {"stage 2": call(zero(2))},
     "partitioned_states.persistent_parameter_rows": lambda: {"stage 3": call(zero(3, replace(TENSOR, shape=(8, 8), times=symbol("layers"))))},
+    "partitioned_overhead.packed_copies": lambda: {"stage 3": call(packed(), (replace(TENSOR, dtype=UINT8, apart=symbol("scales")),))},
     "partitioned_states.secondary_bytes": lambda: {"8 ranks": call(replace(zero(3), plan=replace(zero(3).plan, secondary_shard=8)))},
     "partitioned_states.sub_group_scratch": lambda: {"stage 3": call(zero(3))},
     "partitioned_states.unsharded_scratch": lambda: {"stage 0": call(zero(0))},

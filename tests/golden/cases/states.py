@@ -73,7 +73,8 @@ CASES: dict[str, Callable[[], Cases]] = {
     "recompute_segments.segment_length": lambda: {
         "every": call(symbol("L"), plan(recompute__every=4)), "segments": call(symbol("L"), plan(recompute__segments=2)),
     },
-    "held.row_scales": lambda: {"int8": call(replace(TENSOR, dtype=INT8))},
+    "held.bytes_apart": lambda: {"int8": call(replace(TENSOR, dtype=INT8))},
+    "held.rows_apart": lambda: {"scales": call((replace(TENSOR, apart=symbol("scales")),))},
     "optimizers.adam_mini_blocks": lambda: {
         path: call(replace(TENSOR, path=f"{path}.weight"), symbol("n"), FP32, symbol("head")) for path in ("q_proj", "mlp.up_proj", "embed_tokens")
     },

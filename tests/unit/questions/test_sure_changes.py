@@ -9,6 +9,7 @@ import pytest
 import memsheet
 from memsheet.budget import Fix, Result
 from memsheet.catalog import find_device
+from memsheet.questions.cures_in_files import without_allocator
 from memsheet.questions.sure_changes import changed_values
 
 SCRIPT = """from trl import SFTConfig, SFTTrainer
@@ -82,6 +83,53 @@ def test_a_change_in_the_files_own_keys_is_what_it_says(name: str, tmp_path: Pat
     assert changed.answer is not None
     assert changed.answer.verdict is not None
     assert changed.answer.verdict.device.value == fix.device.value
+
+
+SPREAD = """import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B", device_map="auto", dtype=torch.bfloat16)
+args = TrainingArguments("o", per_device_train_batch_size=8, gradient_checkpointing=True, optim="adamw_torch", bf16=True)
+data = data.map(lambda b: tok(b["text"], truncation=True, padding="max_length", max_length=2048), batched=True)
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+REFUSED = """base_model: meta-llama/Llama-3.1-8B
+load_in_4bit: true
+adapter: qlora
+lora_r: 16
+lora_target_linear: true
+sequence_len: 16384
+micro_batch_size: 1
+gradient_checkpointing: true
+bf16: true
+optimizer: adamw_8bit
+fsdp_version: 2
+fsdp_config: {reshard_after_forward: true}
+datasets: [{path: d, type: alpaca}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "gpus"), [("spread.py", SPREAD, "2xA100-40GB"), ("refused.yml", REFUSED, "2xRTX3090")]
+)
+def test_a_sheet_of_what_no_file_says_has_its_changes_in_the_files_words(
+    name: str, text: str, gpus: str, tmp_path: Path
+) -> None:
+    """Layers that one process spreads, and an optimizer in a refused one's place."""
+    (tmp_path / name).write_text(text)
+    fix = fix_of(tmp_path / name, gpus)
+    assert fix is not None
+    assert fix.in_files
+    assert fix.in_files[0][0] == name
+
+
+def test_what_torch_is_told_is_told_beside_the_files() -> None:
+    changed = {"loss": "fused", "allocator.expandable_segments": True}
+    assert without_allocator(changed) == (
+        {"loss": "fused"}, (("the environment", ("PYTORCH_ALLOC_CONF=expandable_segments:True",)),),
+    )  # fmt: skip
+    assert without_allocator({"loss": "fused"}) == ({"loss": "fused"}, ())
+    changed = {"allocator.max_split_size_mb": 128}
+    assert without_allocator(changed) == (changed, ())
 
 
 QLORA = """base_model: meta-llama/Llama-3.1-70B

@@ -33,6 +33,7 @@ _DISTRIBUTED = Engine(
     precisions=("bf16-pure", "fp32"),
     autocast=False,
     eight_bit_embeddings=True,
+    divides_scales=True,  # torchao 0.7 dtypes/nf4tensor.py:189-222, nf4_split
     streams_offload=True,  # torchtune/training/_activation_offloading.py, use_streams
     # recipes/configs/llama3_1/70B_lora.yaml names no custom_sharded_layers, 70B_full.yaml does
     roots_frozen_ends=True,

@@ -179,7 +179,7 @@ def _read_prepared(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 OF_LOADING = (
-    "attention", "fused", ASKS_CARD, FAMILY_CLASS, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "model",
+    "attention", "fused", ASKS_CARD, FAMILY_CLASS, "lora_rank", OPEN_RANK, "adapter_kind", "prompt_length", "encoder_width", "block_size", "lora_targets", "lora_full_modules", "lora_dropout", "quantized", "double_quant", "storage", "model",
 )  # fmt: skip
 KEYS = (
     _loop_row("task", _read_task, usual="train"),

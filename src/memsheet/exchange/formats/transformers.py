@@ -472,6 +472,7 @@ KEYS = (
             ("adapter_dtype", "adapter.dtype", "huggingface/trl f2cd577 trl/trainer/sft_trainer.py:1127-1130"),
             ("quantized", "quantization.weights", "utils/quantization_config.py, bnb_4bit_quant_type"),
             ("double_quant", "quantization.double_quant", "utils/quantization_config.py, bnb_4bit_use_double_quant"),
+            ("storage", "quantization.storage", "utils/quantization_config.py, bnb_4bit_quant_storage"),
             ("experts", "quantization.experts", "unslothai/unsloth-zoo ce232d6 unsloth_zoo/temporary_patches/moe_utils_bnb4bit.py:189-245"),
         )
     ),

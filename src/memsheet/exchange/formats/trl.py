@@ -23,6 +23,7 @@ from memsheet.exchange.shared.older_keys import (
     older_keys,
     recomputes_by_itself,
 )
+from memsheet.exchange.shared.packed_storage import packed_storage, storage_word
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.row_lengths import both_parts
@@ -210,11 +211,10 @@ def _read_lora_r(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _read_trl_4bit_switch(value: Any, values: Values) -> Mapping[str, Any]:
     own = {"quantization.weights": values.get("bnb_4bit_quant_type", "nf4")}
-    return (
-        {**own, "quantization.double_quant": values.get("use_bnb_nested_quant") is True}
-        if value is True
-        else {}
-    )
+    own["quantization.double_quant"] = values.get("use_bnb_nested_quant") is True
+    if not _older_keys(values):  # which packed into the model's own dtype (0.19.1 trainer/utils.py:919)
+        own["quantization.storage"] = packed_storage(values.get("bnb_4bit_quant_storage"))
+    return own if value is True else {}
 
 
 def _read_sft_loss_type(value: Any, values: Values) -> Mapping[str, Any]:
@@ -311,6 +311,7 @@ KEYS = (
         back=_of_peft(lambda v, _: {"adapter.full_modules": comma_separated_names(v)}), source=M,
     ),
     Key(at="load_in_4bit", out=lambda a: True if _nf4_or_fp4(a) else None, back=_read_trl_4bit_switch, source=M),
+    Key(at="bnb_4bit_quant_storage", out=lambda a: storage_word(a) if _nf4_or_fp4(a) else None, back=_no_trl_keys, source=M),
     Key(at="bnb_4bit_quant_type", out=_nf4_or_fp4, back=_no_trl_keys, source=M),
     Key(at="use_bnb_nested_quant", out=lambda a: True if a.get("quantization.double_quant") else None, back=_no_trl_keys, source=M),
     Key(
@@ -399,7 +400,7 @@ FORMAT: Format = Format(
     program_known=_is_for_trl, strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know
     unmodelled={
         **{at: harmless for at, harmless in TRANSFORMERS.unmodelled.items() if not at.startswith(f"{SCRIPT}.")}, METHOD: (SUPERVISED,), "loss": (),
-        "dataset_kwargs.skip_prepare_dataset": (False,), f"{SCRIPT}.{OWN_SCRIPT}": (), f"{SCRIPT}.{OWN_TRAINER}": (), "activation_offloading": (False,), "lora_target_parameters": (), "bnb_4bit_quant_storage": (), "model_init_kwargs": (),
+        "dataset_kwargs.skip_prepare_dataset": (False,), f"{SCRIPT}.{OWN_SCRIPT}": (), f"{SCRIPT}.{OWN_TRAINER}": (), "activation_offloading": (False,), "lora_target_parameters": (), "model_init_kwargs": (),
     },
     known=frozenset({
         *(at for at in TRANSFORMERS.known if not at.startswith(f"{SCRIPT}.")), *(name for name in SFT_OWN if name not in ("max_length", "loss_type")),

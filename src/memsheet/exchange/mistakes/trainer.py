@@ -438,6 +438,19 @@ def _bits_without_their_adapter(case: Case) -> Iterator[FoundMistake]:
             )
 
 
+def _packs_whole(case: Case) -> Iterator[FoundMistake]:
+    """The sheet has them so where the files say nothing else."""
+    asks = case.request.get("engine") == "fsdp2" and case.request.get("quantization.storage") == "uint8"
+    for name, values in case.values(*TRAINERS) if asks else ():
+        if f"{SCRIPT}.quantized" in values or values.get("load_in_4bit") or values.get("quant_bits"):
+            yield FoundMistake(
+                where=f"{name}: bnb_4bit_quant_storage",
+                says="FSDP2 leaves four bits whole on every rank that are packed in uint8, the default",
+                cure="bnb_4bit_quant_storage: bfloat16",
+                changes={"quantization.storage": "bf16"},
+            )
+
+
 def _older_spelling(case: Case) -> Iterator[FoundMistake]:
     """What newer releases load in sixteen bits then comes on top of the sheet."""
     for name, values in case.values("llamafactory"):
@@ -476,5 +489,6 @@ TRAINER = (
     Rule(id="whole-checkpoint", source=f"{_A} utils/dataclasses.py:2058", looks=_saves_whole),
     Rule(id="list-by-list-optimizer", source="torch 2.13 optim/optimizer.py:252-257", looks=_one_by_one, only_if_saves=True),
     Rule(id="bits-without-adapter", source="axolotl-ai-cloud/axolotl 067b021 src/axolotl/loaders/model.py:712; v0.12.0 :516", looks=_bits_without_their_adapter),
+    Rule(id="packs-whole", source=f"{_A} utils/fsdp_utils.py:789-811; from accelerate 1.14 on", looks=_packs_whole, only_if_saves=True),
     Rule(id="older-spelling", source="hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/model/model_utils/quantization.py:177-229", looks=_older_spelling, beyond=True),
 )  # fmt: skip

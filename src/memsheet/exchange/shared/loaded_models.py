@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import KEYWORDS, UNSET
+from memsheet.exchange.shared.packed_storage import packed_storage
 from memsheet.exchange.shared.peft_configs import (
     OURS,
     WITHOUT_BYTES,
@@ -42,12 +43,13 @@ def bitsandbytes_keys(held: Mapping[str, Any]) -> dict[str, Any]:
     name.
     """
     four, eight = held.get("load_in_4bit") is True, held.get("load_in_8bit") is True
-    own = (*WIDTHS, "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+    own = (*WIDTHS, "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage")
     rest = [name for name in held if name not in (*OURS, *own, *WITHOUT_BYTES)]
     weights = held.get("bnb_4bit_quant_type", "fp4") if four else "int8" if eight else None
     made = {
         "quantized": weights,
         **({"double_quant": held.get("bnb_4bit_use_double_quant", False)} if four else {}),
+        **({"storage": packed_storage(held.get("bnb_4bit_quant_storage"))} if four else {}),
     }
     untold = ", ".join(name for name in ("load_in_4bit", "load_in_8bit") if held.get(name) == UNSET)
     why = ", ".join(sorted(rest)) or (f"{untold}, which the text does not tell" if untold else "")

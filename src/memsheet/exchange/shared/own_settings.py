@@ -17,6 +17,7 @@ from memsheet.exchange.shared.own_methods import (
     method_values,
     stage_of_name,
 )
+from memsheet.exchange.shared.packed_storage import packed_storage
 from memsheet.exchange.shared.peft_configs import USUAL_RANK, adapters_over_bits
 from memsheet.exchange.shared.script_places import BY_NAMES, INLINE, SCRIPT, UNSAID
 from memsheet.frozen import NamedTuple
@@ -394,5 +395,6 @@ def quantized_values(leaves: list[Leaf]) -> Mapping[str, Any]:
         return {
             f"{SCRIPT}.quantized": kind or "fp4",
             f"{SCRIPT}.double_quant": "bnb_4bit_use_double_quant" in on or None,
+            f"{SCRIPT}.storage": packed_storage(first_value(leaves, ("bnb_4bit_quant_storage",), bool)),
         }
     return {f"{SCRIPT}.quantized": "int8"} if "load_in_8bit" in on or bits == 8 else {}

@@ -56,7 +56,7 @@ class FetchedTensors(Partitioned):
         """Of parameters that are not there before they are gathered."""
         ranks = plan.mesh.sharded
         known = plan.optimizer is not None and stays_on_device(plan, states_leave=True, parameters_leave=True)
-        known = known and not plan.recompute.stretched
+        known = known and not plan.recompute.stretched and plan.quantization is None
         return known and plan.zero == 3 and isinstance(ranks, int) and ranks > 1
 
     @classmethod
@@ -139,6 +139,7 @@ class FetchedTensors(Partitioned):
         """
         script, plan, width = self.script, self.plan, self.zero.width
         script.take(self.told.beside)
+        self.take_apart()
         if not plan.offload.parameters:
             for h in self.all_parameters():
                 if not h.trains:

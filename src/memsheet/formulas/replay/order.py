@@ -247,12 +247,18 @@ class Run:
         """The rank's part of all parameters, and what is there beside."""
         self.script.take(self.told.beside)
         each = of_each(
-            [(h, 0) for h in self.all_parameters()], lambda h, _: int(h.dtype.nbytes(self.kept_elements(h)))
+            [(h, 0) for h in self.all_parameters() if h.elements],
+            lambda h, _: int(h.dtype.nbytes(self.kept_elements(h))),
         )
         self.script.take_all(each)
+        self.take_apart()
         if self.plan.optimizer is not None and self.plan.optimizer.name in STATES_FROM_START:
             self.take_states(self.stepped())
         self.load_beside()
+
+    def take_apart(self) -> None:
+        """What of parameters no rank divides."""
+        self.script.take_all([int(h.apart) for h in self.all_parameters() if h.packed])
 
     def all_parameters(self) -> list[HeldTensor]:
         """Every parameter, in order, each as often as it is there."""

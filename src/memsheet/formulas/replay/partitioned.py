@@ -87,6 +87,7 @@ class Partitioned(Run):
             for h in self.all_parameters()
             if not (h.trains and hosted)
         ]
+        self.take_apart()
         if not self._flat:
             return
         trained = [number for trains, number in own if trains]

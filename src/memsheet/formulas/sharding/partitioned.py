@@ -128,8 +128,9 @@ def _flush_and_gather_ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
     open_ = [h for h in zero.parameters if not stays_gathered(h, zero.buckets)]
     all_ = sum(h.times * zero.ranks * tensor_shard(h, zero.ranks) for h in open_)
     size = prefetched_elements(all_, max((h.elements for h in open_), default=0), zero.buckets)
+    narrow = min((h.dtype.nbytes(1) for h in open_), default=zero.width)
     return {
-        GATHERED: (of_parts(zero, zero.width * size.low), of_parts(zero, zero.width * size.high)),
+        GATHERED: (of_parts(zero, narrow * size.low), of_parts(zero, zero.width * size.high)),
         FLUSH: (0, 2 * copy),
     }
 

@@ -6,6 +6,7 @@ from memsheet.arith import agreed, minimum
 from memsheet.errors import Problem, raise_if_problems
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.plan import Implementation, Plan
+from memsheet.plan.stored_dtypes import FOUR_BITS
 
 
 def check_partitioned(plan: Plan) -> None:
@@ -73,12 +74,13 @@ def check_partitioned(plan: Plan) -> None:
             "FP16_UnfusedOptimizer, which DeepSpeed takes at zero 0, is not modelled",
             "fused, or zero 1",
         )
-    if plan.quantization and plan.zero == 3:
+    if plan.quantization and plan.zero == 3 and plan.quantization.weights not in FOUR_BITS:
         wrong(
             "quantization.weights",
             plan.quantization.weights.name,
-            "is not modelled at zero 3",
-            "zero 2 keeps it whole",
+            "is not modelled at zero 3, which divides parameters: its layers keep what they multiply with in "
+            "attributes beside them",  # bitsandbytes 0.50.2 nn/modules.py:1159-1163, init_8bit_state
+            "nf4, which zero 3 divides; or zero 2",
         )
     if plan.optimizer is not None and plan.optimizer.implementation is Implementation.BNB:
         found += _bitsandbytes_problems(plan)

@@ -28,17 +28,19 @@ from memsheet.formulas.sharding.partitioned_states import (
     persistent_parameter_rows,
     whole_gradients,
 )
+from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.plan import Plan
-from memsheet.references import DEEPSPEED, formula
+from memsheet.references import DEEPSPEED, QLORA, formula
 from memsheet.sheet import Component
 
 C = Component
 BUCKET: Key = (C.COMMUNICATION, "zero/ipg_bucket")
 FLUSH: Key = (C.COMMUNICATION, "zero/reduction_copy")
 GATHERED: Key = (C.UNSHARDED_PARAMETERS, "zero/gathered")
+PACKED_COPIES: Key = (C.UNSHARDED_PARAMETERS, "zero/held_by_products")
 
 
 @formula(
@@ -257,15 +259,36 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
         return merge_moment(moment)
 
     whole = fetched(everything)
+
+    def held(group: Group) -> BytesByPath:
+        copies = packed_copies(zero, group.parameters)
+        kept = BytesByPath.of([] if isinstance(copies, int) and not copies else [(PACKED_COPIES, copies)])
+        return merge_moment([(1, whole if group is stage.head else EMPTY), (1, kept)])
+
     return ShardingOverhead(
         always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]),
         between=persistent_parameter_rows(zero),
         entering=lambda *_: whole,
         forward=lambda *_: whole,
-        holds=lambda group: whole if group is stage.head else EMPTY,
+        holds=held,
         during=during,
         stops=peak_flush_places(made),
     )
+
+
+@formula(
+    cites=QLORA,
+    at=(
+        "bitsandbytes 0.50.2 autograd/_functions.py:353-360 (MatMul4Bit): a view of the packed weight in an "
+        "attribute, which no checkpoint drops unless it is reentrant; DeepSpeed partition_parameters.py:329 "
+        "gives the parameter another storage, and the view keeps the one that was gathered"
+    ),
+)
+def packed_copies(zero: Zero, parameters: tuple[HeldTensor, ...]) -> Count:
+    """Bytes that the products of a group hold of gathered weights in four bits from forward to backward."""
+    if zero.plan.quantization is None or zero.plan.recompute.reentrant:
+        return 0
+    return of_parts(zero, sum(h.times * h.dtype.nbytes(h.elements) for h in parameters if h.packed))
 
 
 def _elements_left(zero: Zero, stage: StageLayers) -> tuple[Callable[[int, int], Count], Count]:
@@ -291,12 +314,12 @@ def gathered_bag(zero: Zero, remaining: Count, biggest: Count) -> BytesByPath:
     (partition_parameters.py:1331-1333).
     """
     size = prefetched_elements(remaining, biggest, zero.buckets)
-    bag = [(GATHERED, of_parts(zero, zero.width * size.value))]
+    bag = [(GATHERED, of_parts(zero, zero.gathered_bytes(size.value)))]
     if zero.plan.offload.parameters:
         bag.append(
             (
                 (C.UNSHARDED_PARAMETERS, "zero/from_host"),
-                zero.width * (minimum(remaining, zero.buckets.prefetch + biggest) // zero.ranks),
+                zero.gathered_bytes(minimum(remaining, zero.buckets.prefetch + biggest)) // zero.ranks,
             )
         )
     return BytesByPath.of(bag)

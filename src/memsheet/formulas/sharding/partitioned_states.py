@@ -12,7 +12,7 @@ from memsheet.arith import Count, agreed, at_least, maximum, minimum, round_up, 
 from memsheet.formulas.sharding.partitioned_buckets import ALIGNMENT, BUCKETS, Buckets
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.resident_state import Host
-from memsheet.formulas.states.held import HeldTensor, module_of, row_scales
+from memsheet.formulas.states.held import HeldTensor, module_of, rows_apart
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key
 from memsheet.frozen import dataclass
@@ -43,6 +43,16 @@ class Zero:
     def width(self) -> int:
         """Bytes an element of the model's dtype."""
         return self.plan.precision.parameters.nbytes(1)
+
+    def gathered_bytes(self, elements: Count) -> Count:
+        """Bytes of so many gathered elements: as wide as those that are let go of are on average, where four
+        bits are packed into another dtype than the model's.
+        """
+        if self.plan.quantization is None:
+            return self.width * elements
+        let_go = [h for h in self.parameters if not stays_gathered(h, self.buckets)]
+        size = sum(h.times * h.dtype.nbytes(h.elements) for h in let_go)
+        return elements * size // maximum(1, sum(h.times * h.elements for h in let_go))
 
     @property
     def keeps_fp32_gradients(self) -> bool:
@@ -145,15 +155,13 @@ def master_bytes(zero: Zero, elements: Count) -> Count:
 
 def _zero_parameter_rows(zero: Zero) -> dict[Key, Count]:
     """The model's own parameters, whole up to stage 2."""
-    plan, sizes = zero.plan, dict[Key, Count]()
+    plan, sizes = zero.plan, rows_apart(zero.parameters)
     for h in zero.parameters:
         if not plan.offload.parameters or stays_gathered(
             h, zero.buckets
         ):  # partition_parameters.py:1801-1815
             key = (C.PARAMETERS, module_of(h.path))
-            stored = h.dtype.nbytes(
-                tensor_shard(h, zero.ranks) if plan.zero == 3 else h.elements
-            ) + row_scales(h)
+            stored = h.dtype.nbytes(tensor_shard(h, zero.ranks) if plan.zero == 3 else h.elements)
             sizes[key] = sizes.get(key, 0) + h.times * stored
     if plan.zero in (1, 2):
         sizes[C.PARAMETERS, "zero/padding"] = zero.width * (zero.shard * zero.ranks - zero.total)

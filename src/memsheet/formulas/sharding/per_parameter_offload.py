@@ -13,7 +13,7 @@ from memsheet.errors import input_error
 from memsheet.formulas.sharding.per_parameter_sizes import dim0_shard
 from memsheet.formulas.sharding.resident_state import Host, ResidentState
 from memsheet.formulas.states.gradients import unreduced_gradients
-from memsheet.formulas.states.held import HeldTensor, gradient_dtype
+from memsheet.formulas.states.held import HeldTensor, gradient_dtype, rows_apart
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.frozen import replace
@@ -41,11 +41,11 @@ def cpu_offload_resident_state(
                 "fsdp2's CPUOffloadPolicy moves parameters, gradients and optimizer states together",
                 "--offload optimizer,parameters",
             )
-    left = BytesByPath.of(
-        (key, size)
-        for key, size in kept.states.held.items()
-        if key[0] in (Component.BUFFERS, Component.INPUTS)
-    )
+    apart = rows_apart(parameters)
+    fixed = {
+        key: size for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS)
+    }
+    left = BytesByPath.of([*fixed.items(), *apart.items()])
     return replace(
         kept,
         states=left,

@@ -14,17 +14,19 @@ from memsheet.late import late_functions
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import (
     FP32,
+    INT4,
     INT8,
     INT8_ADAM,
     INT64,
+    UINT8,
     DType,
     dtype_named,
 )
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Graded, LatentAttention, ModelSpec, Role, Weight
 from memsheet.plan.plan import Adapter, AdapterKind, Mesh, Plan
-from memsheet.plan.stored_dtypes import OF_LINEAR_LAYERS, parameter_storage_dtype
-from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
+from memsheet.plan.stored_dtypes import FOUR_BITS, OF_LINEAR_LAYERS, parameter_storage_dtype
+from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, QLORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
 
 with late_functions(__name__):
@@ -43,7 +45,8 @@ WHOLE = Mesh()
 @dataclass(frozen=True, slots=True)
 class HeldTensor:
     """A parameter tensor as one rank holds it: its module path, shape, storage and whether it trains.
-    ``unreached``: it would, and no step comes to it.
+    ``unreached``: it would, and no step comes to it. ``apart``: bytes of it that no rank divides, scales that
+    stand beside it.
     """
 
     path: str
@@ -53,6 +56,12 @@ class HeldTensor:
     role: Role
     times: int
     unreached: bool = False
+    apart: Count = 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether anything of it stands apart, as beside packed numbers."""
+        return not isinstance(self.apart, int) or self.apart != 0
 
     @property
     def elements(self) -> Count:
@@ -125,9 +134,8 @@ def _tensor_and_adapters(
         if plan.adapter.kind is AdapterKind.LN_TUNING:  # beside the norm that it is a copy of
             yield HeldTensor(path, shape, plan.precision.parameters, False, weight.role, times)
         return
-    yield HeldTensor(
-        path, shape, parameter_storage_dtype(path, weight, plan), plan.adapter is None, weight.role, times
-    )
+    stored = parameter_storage_dtype(path, weight, plan)
+    yield packed_column(HeldTensor(path, shape, stored, plan.adapter is None, weight.role, times), plan)
     adapter = plan.adapter
     if adapter is None or not path.endswith(".weight"):
         return
@@ -147,6 +155,32 @@ def _tensor_and_adapters(
             weight.role,
             times,
         )
+
+
+@formula(
+    cites=QLORA,
+    at=(
+        "bitsandbytes 0.50.2 nn/modules.py:381-395 (Params4bit._quantize): the parameter is a column of "
+        "packed numbers; absmax is an attribute of it and of its layer, which fully_shard and ZeRO do not "
+        "divide. "
+        "accelerate 1.14 utils/fsdp_utils.py:789-811: FSDP2 leaves a column of whole numbers alone"
+    ),
+)
+def packed_column(held: HeldTensor, plan: Plan) -> HeldTensor:
+    """A matrix in bitsandbytes' four bits as the engines have it that divide parameters."""
+    engine = engine_of(plan)
+    divides = engine.sharding.divides_tensors and not engine.divides_scales
+    if plan.quantization is None or held.dtype not in FOUR_BITS or not divides:
+        return held
+    kept, stored = plan.quantization.storage or UINT8, held.dtype.nbytes(held.elements)
+    packed = 0 if packs_whole(plan) else INT4.nbytes(held.elements)
+    return replace(held, shape=(packed // kept.nbytes(1), 1), dtype=kept, apart=stored - packed)
+
+
+def packs_whole(plan: Plan) -> bool:
+    """Whether what four bits are packed into is of a dtype that FSDP2 does not divide."""
+    kept = plan.quantization.storage if plan.quantization else None
+    return kept is UINT8 and engine_of(plan).sharding.divides_floating
 
 
 def _latent_paths(spec: ModelSpec) -> frozenset[str]:
@@ -238,15 +272,24 @@ def whole_parameter(held: HeldTensor, _: Plan) -> Count:
 
 
 @formula(cites=LLM_INT8, at="section 3.1: one fp32 constant a row of an int8 matrix")
-def row_scales(held: HeldTensor) -> Count:
-    """Bytes of the scales that int8 storage keeps for each row of a matrix; other formats carry theirs in the
-    dtype.
+def bytes_apart(held: HeldTensor) -> Count:
+    """Bytes of the scales that no rank divides: int8 storage has one a row of a matrix. Other formats carry
+    theirs in the dtype unless they stand beside it.
     """
-    return (
-        FP32.nbytes(held.shape[-2] * (held.elements // (held.shape[-1] * held.shape[-2])))
-        if held.dtype is INT8
-        else 0
-    )
+    if held.dtype is not INT8:
+        return held.apart
+    return FP32.nbytes(held.shape[-2] * (held.elements // (held.shape[-1] * held.shape[-2])))
+
+
+@formula(cites=QLORA, at="bitsandbytes 0.50.2 nn/modules.py:381-395: its kernels read absmax on the device")
+def rows_apart(tensors_held: tuple[HeldTensor, ...]) -> dict[tuple[Component, str], Count]:
+    """What of parameters is on the device wherever they are themselves."""
+    result: dict[tuple[Component, str], Count] = {}
+    for held in tensors_held:
+        if held.packed or held.dtype is INT8:
+            key = (Component.PARAMETERS, module_of(held.path))
+            _add_to_bag(result, key, held.times * bytes_apart(held))
+    return result
 
 
 @formula(cites=ZERO, at="section 3.1: parameters, gradients and optimizer states in their own dtypes")
@@ -262,7 +305,7 @@ def parameter_bytes(
         _add_to_bag(
             result,
             (Component.PARAMETERS, module_of(held.path)),
-            held.times * (held.dtype.nbytes(shard(held, plan)) + row_scales(held)),
+            held.times * (held.dtype.nbytes(shard(held, plan)) + bytes_apart(held)),
         )
     for path, weight, times in buffer_tensors(spec):
         dtype = dtype_named(weight.dtype) if weight.dtype else None

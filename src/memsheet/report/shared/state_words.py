@@ -5,6 +5,7 @@ from __future__ import annotations
 from memsheet.arith import Count, agreed
 from memsheet.formulas.sharding.distributed_optimizer import state_ranks
 from memsheet.formulas.states.gradients import reduces_surely_last
+from memsheet.formulas.states.held import packs_whole
 from memsheet.formulas.states.optimizers import keeps_wide_moments, quantizes_all_moments
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.layers import has_experts
@@ -58,6 +59,8 @@ def sharding_axis_words(
         words.append("whole until the last micro-batch")
     elif routed != sharded:
         words.append(f"dense {_share_words(sharded)}, experts {_share_words(routed)} on each rank")
+    elif sharded > 1 and component is Component.PARAMETERS and packs_whole(plan):
+        words.append(f"packed numbers whole on each rank, the rest 1/{sharded}")
     elif sharded > 1:
         words.append(f"1/{sharded} on each rank")
     elif mesh.data_parallel > 1:

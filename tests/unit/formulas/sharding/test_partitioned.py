@@ -369,7 +369,7 @@ def test_fsdp2_moves_everything_to_the_host():
         ({"zero": 2, "dp_replicate": 2}, "mesh.dp_replicate"),
         ({"zero": 0, "optimizer_implementation": "foreach"}, "optimizer.implementation"),
         ({"zero": 2, "plan": {"precision": {"parameters": "bf16", "moments": "bf16"}}}, "precision.moments"),
-        ({"zero": 3, "lora_rank": 16, "quantize": "nf4"}, "quantization.weights"),
+        ({"zero": 3, "lora_rank": 16, "quantize": "int8"}, "quantization.weights"),
     ],
 )
 def test_what_does_not_exist_is_refused_by_name(options, field):

@@ -41,6 +41,7 @@ from memsheet.exchange.formats.swift.written import (
 from memsheet.exchange.shared.colocated_server import MODE, SHARE, SWITCH, colocated_moves
 from memsheet.exchange.shared.config_commands import SWIFT_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, plan_word, read_format_values
+from memsheet.exchange.shared.packed_storage import packed_storage, storage_word
 from memsheet.exchange.shared.script_places import SCRIPT
 from memsheet.exchange.shared.trainers import (
     comma_separated_names,
@@ -169,7 +170,9 @@ def _read_bits(value: Any, values: Values) -> Mapping[str, Any]:
         return {"quantization.weights": f"{method} {value}"}
     if value == 4:
         own = {"quantization.weights": values.get("bnb_4bit_quant_type", "nf4")}
-        return {**own, "quantization.double_quant": values.get("bnb_4bit_use_double_quant", True) is True}
+        double = values.get("bnb_4bit_use_double_quant", True) is True
+        kept = packed_storage(values.get("bnb_4bit_quant_storage"))
+        return {**own, "quantization.double_quant": double, "quantization.storage": kept}
     return {"quantization.weights": plan_word({8: "int8"}, value)}
 
 
@@ -262,6 +265,7 @@ KEYS = (
     _plan_key("quant_method", _no_request, f"{B}/quant_args.py:33", lambda a: "bnb" if quantized_bits(a) else None),
     _plan_key("bnb_4bit_quant_type", _no_request, f"{B}/quant_args.py:40", four_bits(_as_asked("quantization.weights"))),
     _plan_key("bnb_4bit_use_double_quant", _no_request, f"{B}/quant_args.py:41", four_bits(lambda a: bool(a.get("quantization.double_quant")))),
+    _plan_key("bnb_4bit_quant_storage", _no_request, f"{B}/quant_args.py:43", four_bits(storage_word)),
     _plan_key("attn_impl", _read_attention, f"{B}/model_args.py:79", lambda a: KERNELS.get(str(a.get("attention")))),
     _plan_key("max_length", _read_length, f"{B}/template_args.py:130", _as_asked("seq_len")), _plan_key("packing", _no_request, S),
     _plan_key("packing_length", lambda v, values: {"seq_len": v} if values.get("packing") is True else {}, f"{B}/base_args.py:106, 198"),
