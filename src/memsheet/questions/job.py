@@ -174,10 +174,18 @@ def _start_shortages(found: Job, unsaid: Container[str]) -> Iterator[tuple[str, 
             short, sums = facts.get("short_bytes"), facts.get("budget")
             if short is not None and sums and role.name in unsaid:
                 sequence = short.low + sums["kv_cache"].high
-                least = int(sums["weights"].low + sequence - sums["requested_bytes"])
+                least = int(sums["weights"].low + sequence) - _share_bytes(sums)
                 short = replace(short, low=min(short.low, least))
             if short is not None:
                 yield role.name, short
+
+
+def _share_bytes(sums: Mapping[str, Any]) -> int:
+    """What a server's share is at the most: of the card, or of what is free before it loads."""
+    of_card = sums.get("requested_bytes")
+    return (
+        int(sums["free_before_loading"].high * sums["memory_fraction"]) if of_card is None else int(of_card)
+    )
 
 
 def _shortage_words(short: Mapping[str, Bytes]) -> Iterator[str]:

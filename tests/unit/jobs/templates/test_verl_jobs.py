@@ -132,6 +132,10 @@ def test_adapters_that_are_merged_are_sent_as_weights(tmp_path: Path) -> None:
 def test_a_server_of_any_release_is_sure_not_to_start_by_its_weights_and_one_sequence(
     share: float, result: str, tmp_path: Path
 ) -> None:
+    other = checked(tmp_path, f"{R}.name=sglang {R}.gpu_memory_utilization={share}")
+    assert other.answer is not None
+    assert other.answer.verdict is not None
+    assert other.answer.verdict.result.name == "UNCERTAIN"  # of what is free, which nobody says
     more = f"{R}.gpu_memory_utilization={share} {R}.max_num_seqs=1024"
     found = checked(tmp_path, more)
     assert found.answer is not None
