@@ -116,10 +116,12 @@ def answer_job(
     *,
     slack: str = REPLAY,
     known: Mapping[str, ModelSpec] = NO_MODELS,
+    any_release: bool = False,
 ) -> Answer:
     """The answer about a document of ``memsheet/job/1``. ``where``: the machines, in place of its own;
     ``slack``: as of ``accounted.answer_for_model``; ``known``: by their names, models as they stand in for
-    what is trained, and for what is served where nobody can account it.
+    what is trained, and for what is served where nobody can account it; ``any_release``: servers whose
+    release the document does not say are of any.
     """
     cluster = _cluster_of(document, where)
     written = read_job(document, cluster.count if cluster else None)
@@ -129,7 +131,8 @@ def answer_job(
     if verdict is not None:
         worst = next(sheet for sheet in sheets if sheet.rank == verdict.rank)
         verdict = replace(verdict, instant=fullest_instant(worst), largest=())
-    short = dict(_start_shortages(found)) if verdict else {}
+    unsaid = {role.name for role in written.roles if any_release and not role.plan.get("engine_version")}
+    short = dict(_start_shortages(found, unsaid)) if verdict else {}
     for lacking in short.values():
         verdict = verdict_on_start(verdict, lacking) if verdict else None
     main = next((role for role in found.roles if role.trained), found.roles[0])
@@ -156,17 +159,33 @@ def answer_job(
     )
 
 
-def _start_shortages(found: Job) -> Iterator[tuple[str, Bytes]]:
-    """What the pools of servers lack for one sequence of their longest, by role: they do not start then."""
+def _start_shortages(found: Job, unsaid: Container[str]) -> Iterator[tuple[str, Bytes]]:
+    """What the pools of servers lack for one sequence of their longest, by role: they do not start then.
+    ``unsaid``: roles of any release, which are sure not to where weights and one sequence alone are more than
+    the share: what else they measure differs by release.
+    """
     from memsheet.formulas.serving.servers import server_facts
 
     for role in found.roles:
         if role.serves and found.cluster is not None:
             part = resize_cluster(found.cluster, role.group)
             sheets = tuple(account_rank(role.model, role.plan, part, at) for at in range(role.plan.mesh.pp))
-            short = server_facts(role.model, role.plan, part, sheets).get("short_bytes")
+            facts = server_facts(role.model, role.plan, part, sheets)
+            short, sums = facts.get("short_bytes"), facts.get("budget")
+            if short is not None and sums and role.name in unsaid:
+                sequence = short.low + sums["kv_cache"].high
+                least = int(sums["weights"].low + sequence) - _share_bytes(sums)
+                short = replace(short, low=min(short.low, least))
             if short is not None:
                 yield role.name, short
+
+
+def _share_bytes(sums: Mapping[str, Any]) -> int:
+    """What a server's share is at the most: of the card, or of what is free before it loads."""
+    of_card = sums.get("requested_bytes")
+    return (
+        int(sums["free_before_loading"].high * sums["memory_fraction"]) if of_card is None else int(of_card)
+    )
 
 
 def _shortage_words(short: Mapping[str, Bytes]) -> Iterator[str]:

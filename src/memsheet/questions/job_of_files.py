@@ -152,7 +152,7 @@ def _fullest_batch(found: JobOfFiles) -> tuple[str, int, int]:
 def _is_expected(found: JobOfFiles, shorter: Mapping[str, Any]) -> bool:
     """Whether the expected need of a job with shorter rows is what a card has."""
     try:
-        answer = answer_job(shorter, found.where, slack=SHARE_OF_SLACK, known=found.known)
+        answer = answer_job(shorter, found.where, slack=SHARE_OF_SLACK, known=found.known, any_release=True)
     except InputError:
         return False
     needs = max(int(sheet.device.value) for sheet in answer.sheets)
@@ -266,6 +266,7 @@ MAY_LEAVE = (
     "serving.dp_dense",
     "serving.dp_lm_head",
     "speculative",
+    "adapter",
 )
 """Of a server's plan, what a sheet is made without where nobody accounts it: keys, and a group."""
 MOST_LEFT = 4
@@ -281,7 +282,7 @@ def _answer_or_plainer(
     missing = False
     for _ in range(MOST_LEFT):
         try:
-            return answer_job(document, where, known=known), tuple(words), missing
+            return answer_job(document, where, known=known, any_release=True), tuple(words), missing
         except InputError as error:
             fields, first = dict.fromkeys(problem.field for problem in error.problems), error.problems[0]
             stands = _plainer_models(document, error, known)

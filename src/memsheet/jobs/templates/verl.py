@@ -38,10 +38,7 @@ from memsheet.exchange.shared.file_format import Values
 from memsheet.jobs.templates.option import logits_key
 from memsheet.jobs.templates.planned import (
     Sizes,
-    card_count,
     extra_item,
-    known_share,
-    on_cards,
     ranks_of_data,
 )
 from memsheet.jobs.templates.verl_critic import (
@@ -57,6 +54,18 @@ from memsheet.jobs.templates.verl_critic import (
     packed_tokens,
     values_plan,
 )
+from memsheet.jobs.templates.verl_servers import (
+    LONGEST,
+    ROLLOUTS,
+    is_together,
+    rollout_plan,
+    sends_adapters,
+    separate_placement,
+    server_degrees,
+    server_name,
+    server_share,
+    trains_adapters,
+)
 from memsheet.jobs.templates.verl_teachers import learnt_from_top, open_teacher_words, with_teachers
 from memsheet.units import MIB
 
@@ -70,9 +79,6 @@ update_weights_bucket_megabytes).
 """
 SIXTEEN_BITS = 2
 """Bytes of an element of what attention reads, whose kernel takes no other."""
-LONGEST = f"{ROLLOUT}.max_model_len"
-ROLLOUTS = ("vllm", "sglang")
-ROLLOUT_DTYPES = {"bfloat16": "bf16", "half": "fp16", "float16": "fp16", "float": "fp32", "float32": "fp32"}
 
 
 def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Sizes) -> dict[str, Any] | None:
@@ -84,72 +90,20 @@ def verl_document(values: Values, plan: Mapping[str, Any], model: str, sizes: Si
         return None
     actor = {key: held for key, held in plan.items() if key not in ("schema", "model", "gpus", "phase")}
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
-    if _has_reference(values) and not _trains_adapters(values):
+    if _has_reference(values) and not trains_adapters(values):
         still = {key: held for key, held in actor.items() if key != "adapter"}
         own = str(held_value(values, f"{REF}.model.path", model))  # workers/fsdp_workers.py:828-836
         still = in_own_dtype(values, still)
         roles["reference"] = {"model": own, "plan": still, "trained": False, "process": "trainer"}
     if has_critic(values):
         roles["critic"] = {"model": critic_model(values, model), "plan": critic_plan(values, actor), "trained": True, "process": "trainer", "head": "values"}  # fmt: skip
-    roles["rollout"] = {"model": model, "plan": _rollout_plan(values)}
-    placed = _separate_placement(values, roles)
+    roles["rollout"] = {"model": model, "plan": rollout_plan(values)}
+    placed = separate_placement(values, roles)
     if placed is None:
         return None
     phases = _with_exchanges(_verl_phases(values, sizes), values, actor, sizes)
     found = {"schema": "memsheet/job/1", "name": "verl", "roles": roles, "phases": phases, "notes": _verl_notes(values), **placed}  # fmt: skip
     return with_teachers(values, found, sizes.vocab)
-
-
-def _separate_placement(values: Values, roles: dict[str, Any]) -> dict[str, Any] | None:
-    """Where the roles are, where a server has cards of its own (experimental/fully_async_policy/
-    fully_async_trainer.py:171) or takes more than those that the actor's sheet is of; nothing where all share
-    them. None where it is said in no number.
-    """
-    ranks, each = card_count(roles["actor"]["plan"]), _server_cards(values)
-    if is_together(values) and ranks % each == 0:
-        return {}
-    own = rank_count(values)
-    served = own if is_together(values) else _separate_server_cards(values)
-    if own is None or served is None or served % each:
-        return None
-    if own != ranks:
-        for name, role in roles.items():
-            roles[name] = role if name == "rollout" else {**role, "plan": on_cards(role["plan"], own)}
-    places = {name: [0, own] for name in roles}
-    return {"placement": {**places, "rollout": [0 if is_together(values) else own, served]}}
-
-
-def is_together(values: Values) -> bool:
-    """Whether the server is on the trainer's cards (trainer/config/ppo_trainer.yaml, hybrid_engine)."""
-    return is_on(values, "actor_rollout_ref.hybrid_engine", usual=True)
-
-
-def _separate_server_cards(values: Values) -> int | None:
-    """Cards of servers apart: of ``rollout``, or of the server's own group (trainer/ppo/v1/
-    trainer_separate_async.py:366; experimental/fully_async_policy/config, nnodes 1 and n_gpus_per_node 8).
-    """
-    found = []
-    for name, usual in (("nnodes", 1), ("n_gpus_per_node", 8)):
-        own = whole_number(values, f"{ROLLOUT}.{name}", usual)
-        found.append(whole_number(values, f"rollout.{name}", own))
-    return found[0] * found[1] if found[0] and found[1] else None
-
-
-def _server_degrees(values: Values) -> tuple[int, int, int, int]:
-    """Tensor, pipeline and data parallelism of a server, and ranks that its experts are dealt to: those of
-    the first and the third together (workers/rollout/vllm_rollout/vllm_async_server.py).
-    """
-    tensor = whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2) or 1
-    stages = whole_number(values, f"{ROLLOUT}.pipeline_model_parallel_size", 1) or 1
-    groups = whole_number(values, f"{ROLLOUT}.data_parallel_size", 1) or 1
-    experts = whole_number(values, f"{ROLLOUT}.expert_parallel_size", 1) or 1
-    return tensor, stages, groups, tensor * groups if experts > 1 else 1
-
-
-def _server_cards(values: Values) -> int:
-    """Cards of one server: its copies without shared experts stand apart."""
-    tensor, stages, groups, experts = _server_degrees(values)
-    return tensor * stages * (groups if experts > 1 else 1)
 
 
 def _is_unknown(values: Values) -> list[bool]:
@@ -160,63 +114,16 @@ def _is_unknown(values: Values) -> list[bool]:
     parts = _offloaded_parts(values, f"{ACTOR}.megatron")
     of_critic = _offloaded_parts(values, f"{CRITIC}.megatron")
     return [
-        _server_name(values) not in ROLLOUTS, _server_share(values) is None, None in several,
+        server_name(values) not in ROLLOUTS, server_share(values) is None, None in several,
         whole_number(values, f"{ROLLOUT}.tensor_model_parallel_size", 2) is None, rank_count(values) is None,
         not is_sharded(values) and len(set(parts)) > 1, not is_sharded(values) and has_critic(values) and len(set(of_critic)) > 1, row_length(values) is None,
         _log_prob_plan(values, ROLLOUT) is None, has_critic(values) and critic_batch(values) is None,
     ]  # fmt: skip
 
 
-SHARE = 0.5
-"""Of the card, where nothing is said (workers/config/rollout.py:157)."""
-
-
-def _server_share(values: Values) -> float | None:
-    return known_share(held_value(values, f"{ROLLOUT}.gpu_memory_utilization", SHARE), SHARE)
-
-
-def _server_name(values: Values) -> str:
-    """The server; vLLM where nobody says which, as releases were before it had to be said."""
-    return str(held_value(values, f"{ROLLOUT}.name", ROLLOUTS[0]))
-
-
 def _has_reference(values: Values) -> bool:
     in_loss = is_on(values, f"{ACTOR}.use_kl_loss", usual=False)
     return in_loss or is_on(values, "algorithm.use_kl_in_reward", usual=False)
-
-
-def _trains_adapters(values: Values) -> bool:
-    """Whose base is the reference (workers/fsdp_workers.py:1010)."""
-    return bool(
-        whole_number(values, f"{MODEL}.lora_rank", None) or whole_number(values, f"{MODEL}.lora.rank", None)
-    )
-
-
-def _rollout_plan(values: Values) -> dict[str, Any]:
-    """The engine as verl starts it (workers/rollout/vllm_rollout/vllm_async_server.py:255-285)."""
-    longest = whole_number(values, f"{ROLLOUT}.max_model_len", None) or row_length(values)
-    tensor, stages, groups, experts = _server_degrees(values)
-    engine = _server_name(values)
-    paged = engine == ROLLOUTS[0]
-    mesh = {
-        "tp": tensor,
-        **({"pp": stages} if stages > 1 else {}),
-        **({"ep": experts} if experts > 1 else {}),
-    }
-    if experts > 1 and groups > 1:
-        mesh |= {"tp": tensor * groups, "attn_dp": groups}
-    serving = {
-        "memory_fraction": _server_share(values),
-        "max_sequences": whole_number(values, f"{ROLLOUT}.max_num_seqs", 256),
-        **({"max_batched_tokens": whole_number(values, f"{ROLLOUT}.max_num_batched_tokens", 8192)} if paged else {}),
-        **({"max_model_len": longest} if longest else {}),
-        **({"cuda_graphs": False} if is_on(values, f"{ROLLOUT}.enforce_eager", usual=False) else {}),
-    }  # fmt: skip
-    held = ROLLOUT_DTYPES.get(str(held_value(values, f"{ROLLOUT}.dtype", "bfloat16")), "bf16")
-    precision = {"precision": {"parameters": held, "compute": held}}
-    return {
-        "task": "infer", "engine": engine, "mesh": mesh, **precision, "serving": serving,
-    }  # fmt: skip
 
 
 def _offloaded_parts(values: Values, place: str) -> tuple[bool, bool]:
@@ -245,7 +152,7 @@ def _resting_roles(values: Values) -> dict[str, str]:
     (workers/fsdp_workers.py:524-552).
     """
     found = {"actor": REST[_offloaded_parts(values, _actor_place(values))]}
-    if _has_reference(values) and not _trains_adapters(values):
+    if _has_reference(values) and not trains_adapters(values):
         away = is_sharded(values) or is_on(values, f"{REF}.megatron.param_offload", usual=False)
         found["reference"] = "offloaded" if away else "whole"
     if has_critic(values):
@@ -278,7 +185,7 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
     validates = _only_validates(values)
     rests = _rests_before_step(values) if validates else _resting_roles(values)
     sleeps = is_on(values, f"{ROLLOUT}.free_cache_engine", usual=True) and is_together(values)
-    asleep = ("asleep-1" if _trains_adapters(values) else "asleep-2") if sleeps else "whole"
+    asleep = ("asleep-1" if sends_adapters(values) else "asleep-2") if sleeps else "whole"
     training = {**rests, "rollout": asleep}
     awake = {**rests, "rollout": "parameters" if sleeps else "whole"}
     found: list[dict[str, Any]] = [
@@ -297,7 +204,7 @@ def _verl_phases(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
         })  # fmt: skip
     if _has_reference(values):
         own = _log_prob_plan(values, REF) or plan
-        role = "actor" if _trains_adapters(values) else "reference"
+        role = "actor" if trains_adapters(values) else "reference"
         found.append({
             "name": "ref", "active": role, "work": "forward", "plan": own, "residents": reading if role == "actor" else training,
             **_read_logits(values, own, entropy=False),
@@ -438,7 +345,7 @@ def _handed_over(values: Values, sizes: Sizes) -> list[dict[str, Any]]:
 
 def _verl_notes(values: Values) -> list[str]:
     found = []
-    if _server_name(values) != ROLLOUTS[0]:
+    if server_name(values) != ROLLOUTS[0]:
         found.append("the server's share is counted of all of the card; it takes it of what is free")
     return found
 
@@ -491,9 +398,9 @@ def open_words(values: Values) -> tuple[str, ...]:
     if held_value(values, f"{ROLLOUT}.name", None) is None:
         found.append("which server runs is not said: counted as vLLM")
     experts = whole_number(values, f"{ROLLOUT}.expert_parallel_size", 1) or 1
-    if experts not in (1, _server_degrees(values)[3]):
+    if experts not in (1, server_degrees(values)[3]):
         found.append("the server's experts are counted over all of its ranks")
-    if _server_name(values) != ROLLOUTS[0]:
+    if server_name(values) != ROLLOUTS[0]:
         found.append("how much is free when the server starts is not known")
     return tuple(found)
 

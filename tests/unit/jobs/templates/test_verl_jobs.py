@@ -113,6 +113,40 @@ def test_adapters_are_their_own_reference(tmp_path: Path) -> None:
     assert phases["update_actor"]["residents"]["rollout"] == "asleep-1"
 
 
+@pytest.mark.parametrize(("trained", "room"), [(4, 8), (16, 16), (33, 64)])
+def test_a_server_has_room_for_the_adapters_that_it_is_sent(trained: int, room: int, tmp_path: Path) -> None:
+    plain, adapted = checked(tmp_path), checked(tmp_path, f"{M}.lora_rank={trained}")
+    assert job_of(adapted)["roles"]["rollout"]["plan"]["adapter"] == {"kind": "lora", "rank": room}
+    assert held(adapted, "gen/decode", "rollout", "buffers") > held(plain, "gen/decode", "rollout", "buffers")
+    assert held(adapted, "gen/decode", "rollout", "kv") < held(plain, "gen/decode", "rollout", "kv")
+
+
+def test_adapters_that_are_merged_are_sent_as_weights(tmp_path: Path) -> None:
+    job = job_of(checked(tmp_path, f"{M}.lora_rank=16 +{M}.lora.merge=True"))
+    assert "adapter" not in job["roles"]["rollout"]["plan"]
+    assert "reference" not in job["roles"]
+    assert job["phases"][-1]["residents"]["rollout"] == "asleep-2"
+
+
+@pytest.mark.parametrize(("share", "result"), [(0.025, "UNCERTAIN"), (0.005, "DOES_NOT_FIT")])
+def test_a_server_of_any_release_is_sure_not_to_start_by_its_weights_and_one_sequence(
+    share: float, result: str, tmp_path: Path
+) -> None:
+    other = checked(tmp_path, f"{R}.name=sglang {R}.gpu_memory_utilization={share}")
+    assert other.answer is not None
+    assert other.answer.verdict is not None
+    assert other.answer.verdict.result.name == "UNCERTAIN"  # of what is free, which nobody says
+    more = f"{R}.gpu_memory_utilization={share} {R}.max_num_seqs=1024"
+    found = checked(tmp_path, more)
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert found.answer.verdict.result.name == result
+    told = memsheet.check(tmp_path / "run.sh", gpus="2xA100-80GB", engine_version="vllm==0.33.0")
+    assert told.answer is not None
+    assert told.answer.verdict is not None
+    assert told.answer.verdict.result.name == "DOES_NOT_FIT"
+
+
 def test_a_critic_trains_beside_it_without_an_output_matrix(tmp_path: Path) -> None:
     more = (
         "algorithm.adv_estimator=gae critic.model.path=Qwen/Qwen3-0.6B critic.ppo_micro_batch_size_per_gpu=4"
@@ -272,7 +306,7 @@ def test_a_pool_that_is_too_small_is_told_as_that(tmp_path: Path, capsys: pytest
     from memsheet.cli import main
 
     file = tmp_path / "run.sh"
-    file.write_text(f"{SCRIPT} {A}.use_dynamic_bsz=True {R}.gpu_memory_utilization=0.02\n")
+    file.write_text(f"{SCRIPT} {A}.use_dynamic_bsz=True {R}.gpu_memory_utilization=0.01\n")
     assert main(["check", str(file), "--gpus", "2xA100-80GB"]) == 10
     said = " ".join(capsys.readouterr().out.split())
     assert "its pool is too small for one sequence" in said
