@@ -119,7 +119,7 @@ def _resolved_rank_sheet(
 
         server = server_of(engine)
         items = server.items(built, plan, engine, cluster, stage)
-        host_bytes = server.host_bytes(built, plan, stage) if hasattr(server, "host_bytes") else 0
+        host_bytes = server.host_bytes(built, plan, cluster, stage) if hasattr(server, "host_bytes") else 0
         notes = server.notes(built, plan, cluster) if hasattr(server, "notes") else ()
     first, last = _stage_rank_bounds(plan, stage)
     if plan.quantization is not None:

@@ -58,9 +58,9 @@ STORED = (
     (r"mxfp4", "mxfp4"), (r"mxfp8", "mxfp8"), (r"fp8", "fp8"), (r"w8a8|int8", "int8"), (r"bnb|4bit|nf4", "nf4"),
 )  # fmt: skip
 """Formats of weights by the words that checkpoints on a hub carry in their names, the first that is found."""
-AUTO_LENGTH = "--max-model-len"
-"""Where the engine is to decide, it takes the model's whole length if that has room, else a shorter one (vLLM
-v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is sure.
+AUTO_LENGTHS = frozenset({"--max-model-len", "--max-total-tokens"})
+"""Where the engine is to decide (-1), it takes the model's whole length if that has room, else a shorter one
+(vLLM v0.33.0 v1/core/kv_cache_utils.py, _auto_fit_max_model_len): what fits whole is sure.
 """
 
 LESSENING = late_pattern(
@@ -361,7 +361,7 @@ def left_open(read: FileReading, given: Mapping[str, Any], result: Result) -> It
                 yield f"{at} {value}{_flag_hint(read, at, 1024)}"
         elif at == OF_METHOD and result is Result.FITS and _adds_nothing(value):
             continue
-        elif value != UNSET and not (result is Result.FITS and (at == AUTO_LENGTH or LESSENING.match(at))):
+        elif value != UNSET and not (result is Result.FITS and (at in AUTO_LENGTHS or LESSENING.match(at))):
             decides = value in _deciding_words(read, at)
             if not decides or not _is_flag_given(read, at, given):
                 yield f"{at} {value}{_flag_hint(read, at, 4096) if decides else ''}"

@@ -99,6 +99,8 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ("llama.cpp", "serving.k_dtype", INFER, _LLAMA, "cache-type-k"),
     ("vllm", "serving.page_tokens", INFER, _VLLM, "block-size"),
     ("vllm", "serving.host_weights_gib", INFER, _VLLM, "cpu-offload-gb"),
+    ("vllm", "serving.dcp", INFER, _VLLM, "decode-context-parallel-size"),
+    ("sglang", "serving.host_kv_ratio", INFER, _SGLANG, "hicache-ratio"),
     ("vllm", "serving.kv_cache_bytes", INFER, _VLLM, "kv-cache-memory-bytes"),
     ("vllm", "serving.kv_blocks", INFER, _VLLM, "num-gpu-blocks-override"),
     ("vllm", "serving.graph_sequences", INFER, _VLLM, "max-cudagraph-capture-size"),

@@ -89,6 +89,8 @@ RULES: dict[str, Rule] = {
     "serving.k_dtype": _DTYPE, "serving.gpu_layers": _count_rule(0, 10_000), "serving.host_experts": _count_rule(0, 10_000),
     "serving.tensor_split": _TEXT, "serving.tensor_overrides": _TEXT, "serving.split_mode": _choice_rule("layer", "none"), "serving.main_gpu": _count_rule(0, 2**10), "serving.kv_unified": _FLAG, "serving.swa_full": _FLAG, "serving.host_cache": _FLAG, "serving.dp_lm_head": _FLAG,
     "serving.dispatch": _choice_rule("gather", "deepep"), "serving.dp_dense": _FLAG, "serving.offline_inference": _FLAG, "serving.graph_sequences": _count_rule(1, 2**16), "serving.state_slots": _count_rule(1, 2**24), "serving.state_ratio": Rule("number", low=0), "serving.host_weights_gib": Rule("number", low=0),
+    "serving.dcp": _count_rule(1, 2**10), "serving.host_kv_gib": Rule("number", low=0), "serving.host_kv_ratio": Rule("number", low=0),
+    "serving.kv_connector": _TEXT,
     "serving.kv_cache_bytes": _count_rule(1, 2**50), "serving.kv_blocks": _count_rule(1, 2**40), "serving.pool_tokens": _count_rule(1, 2**40), "serving.attention_kernels": _choice_rule("flash", "flashinfer", "triton", "trtllm"),
     "serving.max_loras": _count_rule(0, 2**16), "serving.max_cpu_loras": _count_rule(0, 2**16), "serving.fully_sharded_loras": _FLAG,
 }  # fmt: skip

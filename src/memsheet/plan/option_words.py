@@ -100,7 +100,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     ),
     "main_gpu": (SERVING, "N", "With --split-mode none, the device that has all (llama.cpp)."),
     "kv_unified": (SERVING, "", "All sequences share one cache (llama.cpp)."),
-    "swa_full": (SERVING, "", "Layers with a window keep every token (llama.cpp)."),
+    "swa_full": (SERVING, "", "Layers with a window keep every token (llama.cpp, vLLM)."),
     "host_cache": (SERVING, "", "Keys and values lie on the host (llama.cpp's --no-kv-offload)."),
     "mla_mode": (SERVING, "N", "How latent attention is computed, 1 to 3 (ik_llama.cpp)."),
     "attn_max_batch": (
@@ -126,6 +126,26 @@ HELP: dict[str, tuple[str, str, str]] = {
     "graph_sequences": (SERVING, "N", "Sequences of the largest CUDA graph, tokens in vLLM."),
     "state_slots": (SERVING, "N", "Slots of recurrent states (SGLang's max_mamba_cache_size)."),
     "state_ratio": (SERVING, "SHARE", "Bytes of recurrent states for each byte of tokens: 0.9 (SGLang)."),
+    "dcp": (
+        SERVING,
+        "N",
+        "Ranks of --tp that share out a sequence's cache (vLLM's decode_context_parallel_size).",
+    ),
+    "host_kv_gib": (
+        SERVING,
+        "GIB",
+        "GiB of host memory that a GPU's cache spills into (vLLM's kv_offloading_size).",
+    ),
+    "host_kv_ratio": (
+        SERVING,
+        "RATIO",
+        "Host memory that a cache spills into, over its pool on the GPU (SGLang's hicache_ratio).",
+    ),
+    "kv_connector": (
+        SERVING,
+        "NAME",
+        "What carries cache off the GPU: NixlConnector, LMCacheConnectorV1, … (vLLM's kv_transfer_config).",
+    ),
     "host_weights_gib": (SERVING, "GIB", "GiB of a GPU's layers in host memory (vLLM's cpu_offload_gb)."),
     "kv_cache_bytes": (
         SERVING,

@@ -136,6 +136,10 @@ class InferOptions(TrainOptions, total=False):
     graph_sequences: int | None
     state_slots: int | None
     state_ratio: float | None
+    dcp: int | None
+    host_kv_gib: float | None
+    host_kv_ratio: float | None
+    kv_connector: str | None
     host_weights_gib: float | None
     kv_cache_bytes: int | None
     kv_blocks: int | None

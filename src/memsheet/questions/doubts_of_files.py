@@ -51,6 +51,7 @@ from memsheet.questions.named_models import (
     served_model,
     sized_stand_in,
 )
+from memsheet.questions.probed_pools import is_settled, tight_words
 from memsheet.questions.recognised_files import engine_default_places
 from memsheet.questions.spread_layers import (
     even_share,
@@ -313,7 +314,12 @@ class _LeftOpen(NamedTuple):
 
 def _left_open_by(reads: Mapping[str, FileReading], answer: Answer, given: Mapping[str, Any]) -> _LeftOpen:
     assert answer.verdict is not None
-    named = [one for read in reads.values() for one in left_open(read, given, answer.verdict.result)]
+    named = [
+        tight_words(read, answer) or one if one.startswith(ACCOUNTING) else one
+        for read in reads.values()
+        for one in left_open(read, given, answer.verdict.result)
+        if not (one.startswith(ACCOUNTING) and is_settled(read, answer))
+    ]
     absent = [name for name in absent_files(reads) if not _is_known_whole(reads.get(name))]
     not_there = (
         f"{absent[0]} is named and is not among the files: name it on the command line, too" if absent else ""

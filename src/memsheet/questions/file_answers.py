@@ -13,7 +13,7 @@ from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.shared.file_format import FileReading, Together
 from memsheet.exchange.shared.stand_in_server import share_of_card, share_of_free
 from memsheet.exchange.verdict_doubts import (
-    AUTO_LENGTH,
+    AUTO_LENGTHS,
     Doubt,
     Left,
     beside_draft,
@@ -33,6 +33,8 @@ from memsheet.questions.named_models import (
     model_of,
     strange_draft,
 )
+from memsheet.questions.probed_pools import KEY as BATCHED
+from memsheet.questions.probed_pools import is_settled, probed_batch, settled_words
 from memsheet.questions.question_parts import parse_question, read_named_model
 from memsheet.questions.spread_layers import IDLE, is_balanced, process_words, spreads_layers
 from memsheet.questions.stretched_positions import LENGTH
@@ -108,10 +110,16 @@ def account_job(
     if answer and (share := _share_of_card(reads, answer, said)):
         whole = replace(whole, request={**whole.request, "serving.memory_fraction": share})
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    if answer and BATCHED not in said and (tokens := probed_batch(reads, answer)):
+        told = f"{BATCHED} = {tokens}: what the launcher takes of this model on {ask['gpus']}"
+        whole = replace(whole, request={**whole.request, BATCHED: tokens}, assumed=(told, *whole.assumed))
+        answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
     if answer and (length := _fitted_length(reads, answer)):
         fitted = f"{LENGTH} = {length}: the engine takes what fits of the model's, and is sure of as many"
         whole = replace(whole, request={**whole.request, LENGTH: length}, assumed=(fitted, *whole.assumed))
         answer, why_not, _ = _answer_or_reasons(ask, whole.request, said)
+    if answer and any(is_settled(read, answer) for read in reads.values()):
+        whole = replace(whole, assumed=(settled_words(answer), *whole.assumed))
     if held := room_for_draft(strange, answer, drafted.get("speculative.tokens")):
         whole, strange = replace(whole, assumed=(held, *whole.assumed)), ""
     more = beside_draft(strange, answer)
@@ -194,7 +202,7 @@ def _fitted_length(reads: Mapping[str, FileReading], answer: Answer) -> int | No
     """The longest sequence that is sure to have room, where the engine is to find it and the model's own has
     none; None elsewhere.
     """
-    asked = any(read.values.get(AUTO_LENGTH) == -1 for read in reads.values())
+    asked = any(read.values.get(at) == -1 for read in reads.values() for at in AUTO_LENGTHS)
     serving = answer.serving or {}
     short = "short_bytes" in serving and serving["short_bytes"].high > 0
     return serving.get("longest_that_fits") if asked and short else None

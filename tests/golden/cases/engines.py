@@ -14,6 +14,7 @@ from memsheet.engines.sglang.facts import release_of as sglang_release
 from memsheet.engines.sglang.pool import Cell
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.lora_releases import facts_of
+from memsheet.engines.vllm.options import VllmOptions
 from memsheet.engines.vllm.profiled import Peak
 from memsheet.formulas.serving.drafts import draft_of
 from memsheet.plan.device import cluster_of
@@ -147,7 +148,7 @@ SGLANG: dict[str, Callable[[], Cases]] = {
     },
     "sglang.prefix.prefixed_layer": lambda: {"latent": call(spec(LATENT), serving("sglang", LATENT), sglang_release(None))},
     "sglang.server._token_pool_room_bytes": lambda: {"": call(serving("sglang"), SIZE, SIZE)},
-    "sglang.server.host_bytes": lambda: {"": call(spec(), adapted("sglang"), 0)},
+    "sglang.server.host_bytes": lambda: {"": call(spec(), adapted("sglang"), None, 0)},
     "sglang.speculative.draft_buffer_bytes": lambda: {"draft": call(symbol("h"), drafted("sglang"), symbol("largest"))},
     "sglang.speculative.ahead_tokens": lambda: {"0.5": call(replace(drafted("sglang"), engine_version="0.5.4"))},
     "sglang.speculative.counted_layers": lambda: {"draft": call(with_draft(), drafted("sglang"), symbol("per_layer"))},
@@ -166,7 +167,8 @@ VLLM: dict[str, Callable[[], Cases]] = {
     "vllm.lora._expert_lora_pairs": lambda: {"": call(spec(MOE), serving("vllm", MOE), LORAS)},
     "vllm.lora.adapter_bytes": lambda: {"": call(spec(), adapted("vllm"))},
     "vllm.lora.lora_host_bytes": lambda: {"": call(spec(), adapted("vllm"))},
-    "vllm.server.host_bytes": lambda: {"": call(spec(), adapted("vllm"), 0)},
+    "vllm.server.host_bytes": lambda: {"": call(spec(), adapted("vllm"), None, 0)},
+    "vllm.decode_context.gathered_bytes": lambda: {"latent": call(spec(LATENT), replace(serving("vllm", LATENT), options=VllmOptions(dcp=2)))},
     "vllm.lora.extra_words_bytes": lambda: {"0.11": call(spec(), adapted("vllm"), LORAS, V0_11)},
     "vllm.lora.lora_matrix_elements": lambda: {
         name: call(first(Weight), serving("vllm").mesh, replace(LORAS, sharded=sharded)) for name, sharded in (("half cut", False), ("fully sharded", True))

@@ -18,7 +18,7 @@ SHARED = {field.name for field in fields(EngineOptions)}
 EXAMPLES = {
     "dp_lm_head": True, "graph_sequences": 64, "state_slots": 7, "state_ratio": 0.5, "k_dtype": "fp16", "gpu_layers": 3, "host_experts": 2, "tensor_split": "3,1", "tensor_overrides": "exps=CPU", "split_mode": "none", "main_gpu": 1,
     "kv_unified": True, "swa_full": True, "host_cache": True,
-    "host_weights_gib": 4.5, "kv_cache_bytes": 2**32, "kv_blocks": 500, "pool_tokens": 20000, "attention_kernels": "flashinfer", "mla_mode": 1, "attn_max_batch": 64,
+    "host_weights_gib": 4.5, "dcp": 2, "host_kv_gib": 4.5, "host_kv_ratio": 2.0, "kv_connector": "NixlConnector", "kv_cache_bytes": 2**32, "kv_blocks": 500, "pool_tokens": 20000, "attention_kernels": "flashinfer", "mla_mode": 1, "attn_max_batch": 64,
 }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ THE_SAME: dict[tuple[str, Any], tuple[tuple[str, ...], str]] = {
     ("serving.attention_kernels", "flash"): (("vllm", "sglang"), "what both take on that card where nobody says"),
     ("serving.prompt_tokens", 64): (("llama.cpp",), "cells of the whole length are there from the start, and prompts are read in pieces of one size"),
     ("serving.split_mode", "layer"): (("llama.cpp",), "what it does where nobody says"), ("serving.split_mode", "none"): (("llama.cpp",), "on one card there is nothing to deal"),
-    ("serving.swa_full", True): (("llama.cpp",), "no layer of these models has a window; Gemma's are in engines/llama_cpp"),
+    ("serving.swa_full", True): (("llama.cpp", "vllm"), "no layer of these models has a window; Gemma's are in engines/llama_cpp and engines/vllm"),
     ("allocator.expandable_segments", True): (("fsdp2", "torchtitan"), "replayed: the segments of so small a model leave as little between them"),
 }  # fmt: skip
 """Values that are honoured and cost nothing, or say what is done anyway, and why."""

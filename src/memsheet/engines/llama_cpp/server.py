@@ -279,7 +279,7 @@ def _llama_sequences_that_fit(
     at="llama-model.cpp load_tensors: the table of tokens and what no device takes lie on the host",
     counts="int",
 )
-def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
+def host_bytes(spec: ModelSpec, plan: Plan, _: Cluster | None, stage: int) -> int:
     """What the one process holds in host memory, said with its first device, or with the one that has all:
     weights, caches and buffers that are not on any.
     """

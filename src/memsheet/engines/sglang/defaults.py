@@ -58,6 +58,8 @@ def _own_options(gaps: RequestResolver) -> SglangOptions:
         state_slots=gaps.request.get("serving.state_slots"),
         state_ratio=gaps.request.get("serving.state_ratio"),
         pool_tokens=gaps.get("serving.pool_tokens", 0, silent=True),
+        host_kv_gib=gaps.get("serving.host_kv_gib", 0, silent=True),
+        host_kv_ratio=gaps.get("serving.host_kv_ratio", 0, silent=True),
         attention_kernels=gaps.request.get("serving.attention_kernels"),
     )
 

@@ -350,6 +350,7 @@ ENGINE = server_engine(
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens",
         "serving.shared_prefix_tokens", "serving.dp_lm_head", "serving.dp_dense", "serving.dispatch", "serving.graph_sequences", "serving.pool_tokens", "serving.attention_kernels", "serving.state_slots", "serving.state_ratio",
+        "serving.host_kv_gib", "serving.host_kv_ratio",
         *SERVED_ADAPTERS,
     }),
     splits_experts_over_tp=True,

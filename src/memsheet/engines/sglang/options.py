@@ -14,7 +14,9 @@ class SglangOptions(EngineOptions):
     """``dp_lm_head``: with data-parallel attention, each group has the whole output matrix.
     ``graph_sequences``: of a group's largest CUDA graph, where they are said. Slots of
     recurrent states, over all groups that attend by themselves, or else ``state_ratio``: bytes of them for
-    each byte of tokens. ``pool_tokens``: of the pool at most; 0 where nobody says.
+    each byte of tokens. ``pool_tokens``: of the pool at most; 0 where nobody says. ``host_kv_gib``,
+    ``host_kv_ratio``: GiB of host memory that the pool spills into, or as a multiple of it
+    (``--hicache-size``, ``--hicache-ratio``).
     """
 
     dp_lm_head: bool = False
@@ -22,6 +24,8 @@ class SglangOptions(EngineOptions):
     state_slots: int | None = None
     state_ratio: float | None = None
     pool_tokens: int = 0
+    host_kv_gib: float = 0
+    host_kv_ratio: float = 0
     attention_kernels: str | None = None
 
     def of_one_group(self, groups: int) -> Self:

@@ -67,6 +67,7 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, sum_byte_ranges
+from memsheet.units import GIB
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)
@@ -91,32 +92,25 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     stages = _stages(spec, plan, cluster)
     plan = group_plan(plan)
     own, tokens = stages[stage], _token_pool_tokens(stages, plan)
-    sizes = Bytes(
-        *(
-            pool_bytes(own.cell, count, plan.cache.page_tokens or 1)
-            for count in (tokens.high, tokens.value, tokens.low)
-        )
-    )  # most where others take least
-    states = own.states.bytes
     table = Bytes.exact(table_bytes(_table_requests(plan, tokens.value, stages), table_tokens(plan)))
-    kept = (
-        [
-            Item(
-                Component.KV_CACHE,
-                "mamba_pool",
-                dict.fromkeys(RUNNING, Bytes(states.high, states.value, states.low)),
-                AT_POOL,
-            )
-        ]
-        if states.high
-        else []
-    )
     return [
         *own.items,
-        *kept,
         *_draft_pool(own, plan, tokens),
-        Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, sizes), AT_POOL),
+        *_pool_items(own, plan, tokens),
         Item(Component.BUFFERS, "req_to_token_pool", dict.fromkeys(RUNNING, table), AT_TABLE),
+    ]
+
+
+def _pool_items(own: Stage, plan: Plan, tokens: Bytes) -> list[Item]:
+    """The model's pools of tokens and of states, most where others take least."""
+    ends = (tokens.high, tokens.value, tokens.low)
+    sizes = Bytes(*(pool_bytes(own.cell, count, plan.cache.page_tokens or 1) for count in ends))
+    states = Bytes(own.states.bytes.high, own.states.bytes.value, own.states.bytes.low)
+    found = {"mamba_pool": states, "token_to_kv_pool": sizes}
+    return [
+        Item(Component.KV_CACHE, path, dict.fromkeys(RUNNING, size), AT_POOL)
+        for path, size in found.items()
+        if size is sizes or own.states.bytes.high
     ]
 
 
@@ -290,10 +284,23 @@ def _stages_and_token_pool(
     )
 
 
-@formula(cites=SGLANG, at="v0.5.23 lora/lora_manager.py:919: adapters to copy from")
-def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
-    """Adapters that a rank keeps on the host."""
-    return lora_pool_host_bytes(spec, plan)
+@formula(
+    cites=SGLANG,
+    at=(
+        "v0.5.23 lora/lora_manager.py:919: adapters to copy from; mem_cache/pool_host/base.py:222: a pool on "
+        "the host of so many bytes, or so many times as long as the GPU's"
+    ),
+)
+def host_bytes(spec: ModelSpec, plan: Plan, cluster: Cluster | None, stage: int) -> int:
+    """Adapters and cache that a rank keeps on the host."""
+    own, adapters = sglang_options(plan), lora_pool_host_bytes(spec, plan)
+    if own.host_kv_gib:
+        return adapters + int(own.host_kv_gib * GIB)
+    if not own.host_kv_ratio or plan.serving.phase == "load":
+        return adapters
+    stages, group = _stages(spec, plan, cluster), group_plan(plan)
+    pools = _pool_items(stages[stage], group, _token_pool_tokens(stages, group))
+    return adapters + int(own.host_kv_ratio * sum(int(item.largest.value) for item in pools))
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:

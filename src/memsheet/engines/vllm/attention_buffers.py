@@ -11,6 +11,7 @@ from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.drafts import verified_tokens
 from memsheet.formulas.serving.graphs import graph_sizes
 from memsheet.formulas.serving.kv_cache import caching_layers
+from memsheet.late import late_functions
 from memsheet.plan.device import Device
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
@@ -18,6 +19,10 @@ from memsheet.plan.plan import Plan
 from memsheet.references import PAGED_SERVER_CODE, formula
 from memsheet.sheet import NOTHING, Bytes, Component, FromCode, Instant, Item
 from memsheet.units import MIB
+
+with late_functions(__name__):
+    from memsheet.engines.vllm.decode_context import gathered_bytes
+
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 ATTENTION, FLASHINFER_BYTES, ELEMENT_BYTES = "attention", 394 * MIB, 16
@@ -55,6 +60,8 @@ def attention_item(
             beside = NOTHING
     source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 518)
     size = Bytes.exact(latent) + beside
+    if vllm_options(plan).dcp > 1:
+        size = size + gathered_bytes(part, plan)
     return Item(Component.WORKSPACES, ATTENTION, dict.fromkeys(RUNNING, size), source)
 
 
@@ -141,7 +148,8 @@ def always_takes_flash_attention(part: ModelSpec, plan: Plan, device: Device | N
     cites=PAGED_SERVER_CODE,
     at=(
         "v0.11.0 v1/attention/backends/mla/common.py:518: the latents of the earlier chunks that are "
-        "unpacked at once"
+        "unpacked at once; :512, v0.33.0 model_executor/layers/attention/mla_attention.py:2473: and a "
+        "rank's own part beside them where ranks share a sequence"
     ),
 )
 def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
@@ -151,4 +159,6 @@ def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
         for _, mixer, _ in caching_layers(part)
         if isinstance(mixer, LatentAttention)
     ]
-    return plan.precision.compute.nbytes(unpacked_tokens(plan) * reduce(maximum, sizes)) if sizes else 0
+    tokens, ranks = unpacked_tokens(plan), vllm_options(plan).dcp
+    room = tokens if ranks == 1 else tokens + tokens // ranks
+    return plan.precision.compute.nbytes(room * reduce(maximum, sizes)) if sizes else 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count
+from memsheet.engines.vllm.options import vllm_options
 from memsheet.engines.vllm.pages import CacheReach, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.engines.vllm.releases import Release
 from memsheet.formulas.serving.capacity import concurrency_facts, lengths_of
@@ -72,11 +73,12 @@ def cache_capacity_facts(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str
     """
     assert plan.cache.kv_dtype is not None
     full = plan.serving.max_model_len or 1
-    alone = replace(plan, mesh=Mesh())
+    alone = replace(plan, mesh=Mesh(), options=replace(vllm_options(plan), dcp=1))
     whole = layout_of(kinds_of(spec, alone, pool.release), pool.release)
     tokens, per_token = (
         pool.tokens(full),
-        served_bytes_per_token(spec, plan.cache.kv_dtype, plan.mesh.tp) // plan.mesh.pp,
+        served_bytes_per_token(spec, plan.cache.kv_dtype, plan.mesh.tp)
+        // (plan.mesh.pp * vllm_options(plan).dcp),
     )
     shared = (
         {"shared_prefix_bytes_per_rank": pool.shared_blocks * pool.layout.block_bytes}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.engines.vllm.blocks import check_blocks
+from memsheet.engines.vllm.connectors import checked_connector
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.options import VllmOptions
 from memsheet.late import late_functions
@@ -19,6 +20,7 @@ from memsheet.plan.sequence_length import asked_length, derived_max_length
 
 with late_functions(__name__):
     from memsheet.engines.vllm.adapter_room import vllm_adapters
+    from memsheet.engines.vllm.context_ranks import check_dcp
 
 
 GROUPS_SINCE = (0, 8)
@@ -42,6 +44,8 @@ def _check_mesh(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> N
     ):
         reason = f"repeats most of {model.model_type} on every rank of that release of vllm: not modelled"
         gaps.wrong("mesh.tp", int(mesh.tp), reason, "--tp 1, or --engine-version 0.27")
+    if gaps.request.get("serving.dcp"):
+        check_dcp(gaps, mesh, model, version_of(gaps.request.get("engine_version")))
     groups = int(mesh.attn_dp)
     sends = gaps.request.get("serving.dispatch") == "deepep" and not gaps.is_wrong("serving.dispatch")
     if sends and groups == 1:
@@ -86,6 +90,10 @@ def _own_options(gaps: RequestResolver) -> VllmOptions:
         gaps.wrong("serving.attention_kernels", backend, reason, "--attention-kernels flashinfer")
     return VllmOptions(
         host_weights_gib=gaps.get("serving.host_weights_gib", 0, silent=True),
+        dcp=gaps.get("serving.dcp", 1, silent=True),
+        host_kv_gib=gaps.get("serving.host_kv_gib", 0, silent=True),
+        kv_connector=checked_connector(gaps),
+        swa_full=gaps.get("serving.swa_full", False, silent=True),
         kv_cache_bytes=given,
         kv_blocks=gaps.get("serving.kv_blocks", 0, silent=True),
         graph_sequences=gaps.request.get("serving.graph_sequences"),

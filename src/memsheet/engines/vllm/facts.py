@@ -324,7 +324,7 @@ ENGINE = server_engine(
     ),
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens", "serving.dispatch",
-        "serving.shared_prefix_tokens", "serving.offline_inference", "serving.host_weights_gib", "serving.kv_cache_bytes", "serving.kv_blocks", "serving.graph_sequences", "serving.attention_kernels",
+        "serving.shared_prefix_tokens", "serving.offline_inference", "serving.host_weights_gib", "serving.dcp", "serving.host_kv_gib", "serving.kv_connector", "serving.swa_full", "serving.kv_cache_bytes", "serving.kv_blocks", "serving.graph_sequences", "serving.attention_kernels",
         "serving.fully_sharded_loras", *SERVED_ADAPTERS,
     }),
     splits_experts_over_tp=True,

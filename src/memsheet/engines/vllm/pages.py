@@ -14,6 +14,8 @@ from functools import reduce
 from math import lcm
 
 from memsheet.arith import Count, ceil_div, maximum, minimum, round_up, where
+from memsheet.engines.vllm.connectors import keeps_kinds_apart
+from memsheet.engines.vllm.options import vllm_options
 from memsheet.engines.vllm.releases import Release
 from memsheet.errors import input_error
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements, state_elements
@@ -134,11 +136,13 @@ def memory_page_bytes(mixer: CrossAttention, dtype: DType, tokens: int, tp: Coun
 
 def kinds_of(part: ModelSpec, plan: Plan, release: Release) -> tuple[Kind, ...]:
     """The kinds of a stage's layers, before their pages are made equal. Raises InputError for what the engine
-    keeps elsewhere.
+    keeps elsewhere. Of a block's tokens each rank that shares a sequence has a part (v0.33.0
+    v1/core/single_type_kv_cache_manager.py:109).
     """
     found: dict[Kind, int] = {}
+    shared = vllm_options(plan).dcp
     for kind in _cache_group_kinds(part, plan, release):
-        alike = replace(kind, layers=1)
+        alike = replace(kind, layers=1, block_tokens=kind.block_tokens * shared)
         found[alike] = found.get(alike, 0) + kind.layers
     return tuple(replace(kind, layers=layers) for kind, layers in found.items())
 
@@ -146,6 +150,7 @@ def kinds_of(part: ModelSpec, plan: Plan, release: Release) -> tuple[Kind, ...]:
 def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterator[Kind]:
     assert plan.cache.kv_dtype is not None
     assert plan.cache.page_tokens is not None
+    apart = keeps_kinds_apart(plan, release)
     roles = {stack.role for stack in part.stacks}
     if {"encoder", "decoder"} <= roles:
         raise input_error(
@@ -181,7 +186,7 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                         layers=layers,
                         page_bytes=index * plan.cache.page_tokens,
                     )
-                kept, reach = _kept_reach(mixer, release)
+                kept, reach = _kept_reach(mixer, release, apart=apart)
                 yield Kind(
                     kept=kept,
                     reach=reach,
@@ -198,6 +203,13 @@ def _cache_group_kinds(part: ModelSpec, plan: Plan, release: Release) -> Iterato
                     "--engine transformers",
                 )
             case _:
+                if not apart and len(set(map(type, part.mixers()))) > 1:
+                    raise input_error(
+                        "serving.kv_connector",
+                        vllm_options(plan).kv_connector or "swa_full",
+                        f"makes one kind of all layers in vllm {release.tag}, which states are not",
+                        "no connector, or a newer --engine-version",
+                    )
                 size = state_page_bytes(mixer, plan.precision.compute, plan.mesh.tp)
                 yield Kind(
                     kept=CacheReach.STATE,
@@ -221,9 +233,13 @@ def _exports_states(mixer: Mixer, part: ModelSpec) -> bool:
     return _is_exported_net(mixer, part) or (isinstance(mixer, StateSpace) and mixer.kind == "mamba2")
 
 
-def _kept_reach(mixer: Attention | LatentAttention, release: Release) -> tuple[CacheReach, int]:
-    """What a layer of attention keeps, and tokens of its window or chunk."""
-    if isinstance(mixer, Attention) and release.window_pages:
+def _kept_reach(
+    mixer: Attention | LatentAttention, release: Release, *, apart: bool
+) -> tuple[CacheReach, int]:
+    """What a layer of attention keeps, and tokens of its window or chunk: all where kinds are not kept
+    ``apart`` (v0.33.0 v1/core/kv_cache_planning.py:853).
+    """
+    if isinstance(mixer, Attention) and release.window_pages and apart:
         if mixer.window:
             return CacheReach.WINDOW, mixer.window
         if mixer.chunk and release.since >= CHUNKS_SINCE:

@@ -15,6 +15,7 @@ from memsheet.engines.vllm.capacity import (
     cacheless_facts,
     shared_blocks,
 )
+from memsheet.engines.vllm.connector_buffers import CONNECTOR, connector_items, host_cache_bytes
 from memsheet.engines.vllm.cut_blocks import refuses_cut_block
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.given_pool import checked_bytes, pool_bytes, pool_flag
@@ -184,6 +185,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         *draft_graphs(part, plan, release, largest, cluster),
         *outside,
         attention_item(part, plan, release, cluster.device if cluster else None, largest),
+        *connector_items(part, plan),
     ]
     weights = sum_byte_ranges(
         item.at[Instant.LOAD]
@@ -277,7 +279,7 @@ def _profiled_item_bytes(item: Item, release: Release) -> Bytes | None:
         case Component.ALLOCATOR_SLACK:
             counted = item.path == RESTS or (release.counts_gaps and item.path in LOADED_GAPS)
             return size if counted else None
-        case Component.WORKSPACES if item.path == ATTENTION:
+        case Component.WORKSPACES if item.path in (ATTENTION, CONNECTOR):
             return None  # made with the pool, after its size was settled
         case Component.CUDA_GRAPHS if not release.counts_graphs:
             return None
@@ -344,12 +346,16 @@ def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
     check_shared(plan, caches=not states and release.since >= (0, 8), why=why)
 
 
-@formula(cites=PAGED_SERVER_CODE, at="v0.33.0 config/lora.py:42: adapters to copy from; config/offload.py")
-def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
-    """Adapters and weights that a rank keeps on the host, in bytes."""
-    adapters = lora_host_bytes(spec, plan) if plan.served_adapters is not None else 0
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at="v0.33.0 config/lora.py:42: adapters to copy from; config/offload.py; config/cache.py:383",
+)
+def host_bytes(spec: ModelSpec, plan: Plan, _: Cluster | None, stage: int) -> int:
+    """Adapters, blocks of the cache and weights that a rank keeps on the host, in bytes."""
+    kept = lora_host_bytes(spec, plan) if plan.served_adapters is not None else 0
+    kept += host_cache_bytes(plan)
     if not vllm_options(plan).host_weights_gib:
-        return adapters
+        return kept
     plan, release = group_plan(plan), release_of(plan.engine_version)
     part = stage_model(spec, plan, stage)
     built, ways = as_built(part, release), ways_of(release)
@@ -359,7 +365,7 @@ def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
         sum_byte_ranges(item.largest for item in items).value
         for items in (loaded, with_host_weights(part, plan, loaded)[0])
     )
-    return adapters + int(whole - left)
+    return kept + int(whole - left)
 
 
 def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.exchange.shared import host_caches
 from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
@@ -152,6 +153,7 @@ KEYS = (
     *allocator_conf_rows(),
     *adapters.SGLANG_KEYS,
     *drafts.SGLANG_KEYS,
+    *host_caches.SGLANG_KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="srt/distributed/utils.py:118"),
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="model.py:160"),
     Key(
@@ -243,10 +245,8 @@ engine-info-bootstrap-port ep-join-mode ep-join-rank-offset eplb-algorithm eplb-
 eplb-rebalance-layers-per-chunk eplb-rebalance-num-iterations expert-balancedness-report-mode expert-distribution-recorder-buffer-size
 expert-distribution-recorder-mode experts-shared-outer-loras flashinfer-a2a-dispatch-type flashinfer-allreduce-fusion-backend
 flashinfer-autotune-skip-ops flashinfer-mla-disable-ragged flashinfer-mxfp4-moe-precision flexkv-config-file fp4-gemm-backend
-fp4-gemm-runner-backend fp8-gemm-backend fp8-gemm-runner-backend fuseep-mode grpc-http-sidecar-port hicache-host-memory-fraction
-hicache-host-memory-mode hicache-io-backend hicache-mem-layout hicache-ratio hicache-size hicache-storage-backend
-hicache-storage-backend-extra-config hicache-storage-prefetch-policy hicache-storage-prefetch-retry-max-attempts
-hicache-storage-prefetch-retry-poll-interval hicache-write-policy hierarchical-sparse-attention-extra-config hisparse-config
+fp4-gemm-runner-backend fp8-gemm-backend fp8-gemm-runner-backend fuseep-mode grpc-http-sidecar-port
+hierarchical-sparse-attention-extra-config hisparse-config
 image-processor-backend init-expert-location int8-mamba-ckpt-size kt-cpuinfer kt-max-deferred-experts-per-token kt-method
 kt-num-gpu-experts kt-threadpool-count kt-weight-path language-model-only language-only limit-mm-data-per-request linear-attn-backend
 linear-attn-decode-backend linear-attn-prefill-backend linear-attn-verify-backend linear-replayssm-cache-len lmcache-config-file
@@ -287,7 +287,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys((
         "config", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking",
         "swa-full-tokens-ratio", "disable-hybrid-swa-memory", "prefill-only-disable-kv-cache", "disable-overlap-schedule",
-        "enable-mixed-chunk", "enable-hierarchical-cache", "enable-memory-saver",
+        "enable-mixed-chunk", "enable-memory-saver",
         "decode-attention-backend", "prefill-attention-backend", "sampling-backend", "enable-fp32-lm-head", "cuda-graph-config",
         "cuda-graph-backend-decode", "cuda-graph-backend-prefill", "cuda-graph-max-bs-prefill",
         "cuda-graph-bs-prefill", "disable-prefill-cuda-graph", "disable-decode-cuda-graph",
@@ -303,8 +303,8 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 FORMAT: Format = Format(
     name="sglang", file="sglang.sh", kind="shell", tested=VERSION, engines=("sglang",), keys=KEYS, marks=frozenset({"--model-path"}),
-    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset({serving.WORKER_FLAGS, rotary_place(OVERRIDES), *(f"--{name}" for name in _KNOWN.split())}),
+    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset({serving.WORKER_FLAGS, rotary_place(OVERRIDES), *(f"--{name}" for name in (*_KNOWN.split(), *host_caches.SGLANG_KNOWN.split()))}),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}}, taken=serving.variable_default_remarks, released=sglang_of, problems=_sglang_plan_problems, strict=("",), opens=serving.is_open_flag,
-    rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}, HOW.aliases),
+    rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *host_caches.SGLANG_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}, HOW.aliases),
     said={"task": "infer", "engine": "sglang"}, fixed=drafts.draft_chain_width, compose=lambda values, _: serving.compose_server_command(HOW, values), parse=_parse_sglang_command,
 )  # fmt: skip

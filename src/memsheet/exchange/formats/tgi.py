@@ -18,8 +18,10 @@ VERSION = "text-generation-inference db931fcf"
 ARGS = "launcher/src/main.rs, Args"
 NAME = "text-generation-inference"
 POOL = "server/text_generation_server/models/flash_causal_lm.py:1556, globals.py:32"
-KEPT = 0.9
-"""TGI_WIGGLE_ROOM: the share of the fraction up to which the cache fills the card."""
+KEPT, KEPT_AT = 0.9, "TGI_WIGGLE_ROOM"
+"""The share of the fraction up to which the cache fills the card, and the variable that says another."""
+LONGEST = "--max-total-tokens"
+"""Where nobody says it, as many as the cache holds, up to the model's own (flash_causal_lm.py:1555)."""
 STORED = {
     "awq": "awq-int4", "gptq": "gptq-int4", "marlin": "gptq-int4", "eetq": "int8", "bitsandbytes": "int8", "bitsandbytes-nf4": "nf4", "bitsandbytes-fp4": "nf4",
     "fp8": "fp8",
@@ -38,7 +40,7 @@ HOW = Command(
         "--disable-grammar-support", "--disable-usage-stats", "--disable-crash-reports",
     }),
     words=frozenset({"--revision", "--cuda-graphs", "--hostname", "--lora-adapters", "--tokenizer-config-path"}),
-    variables={name.upper().replace("-", "_"): f"--{name}" for name in VARIABLES},
+    variables={KEPT_AT: KEPT_AT} | {name.upper().replace("-", "_"): f"--{name}" for name in VARIABLES},
 )  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def _parse_launcher(text: str) -> Mapping[str, Any]:
     found = serving.as_typed(
         serving.parse_server_command(HOW, text, (key.at for key in KEYS)), lambda at: is_key(FORMAT, at)
     )
-    return {**found, beside.ACCOUNTING: NAME} if found else {}
+    return {LONGEST: -1, **found, beside.ACCOUNTING: NAME} if found else {}
 
 
 def _read_shards(value: Any, _: Values) -> Mapping[str, Any]:
@@ -72,9 +74,18 @@ def _read_graphs(value: Any, _: Values) -> Mapping[str, Any]:
     return {"serving.cuda_graphs": str(value).strip() not in ("0", "")}
 
 
-def _read_fraction(value: Any, _: Values) -> Mapping[str, Any]:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return {"serving.memory_fraction": round(KEPT * value, 6) if known else value}
+def _read_fraction(value: Any, values: Values) -> Mapping[str, Any]:
+    kept = values.get(KEPT_AT, KEPT)
+    known = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, kept))
+    return {"serving.memory_fraction": round(kept * value, 6) if known else value}
+
+
+def _filled_share(text: str) -> tuple[str, ...]:
+    """What is open in a text, and of what the cache fills a part."""
+    left = serving.variable_default_remarks(text)
+    return (
+        left if KEPT_AT in text else (*left, f"the cache fills {KEPT} of --cuda-memory-fraction ({KEPT_AT})")
+    )
 
 
 def _launcher_row(at: str, says: str = "", **more: Any) -> Key:
@@ -89,7 +100,7 @@ KEYS = (
     _launcher_row("quantize", back=_read_quantization, holds=("awq", "gptq", "marlin", "fp8", *OWN), instead="what vLLM brings into such a format as it loads"),
     _launcher_row("dtype", back=serving.dtype_back),
     _launcher_row("kv-cache-dtype", back=serving.cache_back(("fp8_e4m3fn",))),
-    _launcher_row("max-total-tokens", "serving.max_model_len"),
+    _launcher_row("max-total-tokens", "serving.max_model_len", decides=(-1,)),
     _launcher_row("max-batch-prefill-tokens", "serving.max_batched_tokens", usual=4096, source="launcher/src/main.rs:2114-2150: what is left where a card's own is unknown"),
     _launcher_row("max-concurrent-requests", "serving.max_sequences", usual=128),
     _launcher_row("max-batch-size", "serving.max_sequences"),
@@ -106,7 +117,7 @@ enable-prefill-logprobs graceful-termination-timeout disable-usage-stats disable
 """Of the router and its logs, of who is served first, of files: no byte of a GPU."""
 
 FORMAT: Format = Format(
-    name="tgi", file="tgi.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"--model-id"}), known=frozenset({"version", *(f"--{name}" for name in _KNOWN.split())}),
+    name="tgi", file="tgi.sh", kind="shell", tested=VERSION, engines=(), keys=KEYS, marks=frozenset({"--model-id"}), known=frozenset({"version", KEPT_AT, *(f"--{name}" for name in _KNOWN.split())}),
     unmodelled={**serving.OPEN_PLACES, "--speculate": (0,), "--lora-adapters": (), "--rope-scaling": (), "--rope-factor": ()},
-    taken=serving.variable_default_remarks, strict=("",), opens=serving.is_open_flag, said={"task": "infer", "engine": "vllm"}, parse=_parse_launcher,
+    taken=_filled_share, strict=("",), opens=serving.is_open_flag, said={"task": "infer", "engine": "vllm"}, parse=_parse_launcher,
 )  # fmt: skip

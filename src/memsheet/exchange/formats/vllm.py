@@ -9,6 +9,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.shared import compilation_config as graphs
+from memsheet.exchange.shared import host_caches
 from memsheet.exchange.shared import serve_adapters as adapters
 from memsheet.exchange.shared import serve_command as serving
 from memsheet.exchange.shared import serve_drafts as drafts
@@ -73,7 +74,7 @@ config/scheduler.py:41-43; v0.11.0 config/scheduler.py:169-173).
 HOW = Command(
     model="--model", package="vllm", image="vllm/vllm-openai", partition=LAYERS, dashed=True,
     launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"), ("python", "-m", "dynamo.vllm"), ("python", "-m", OFFLINE_MODULE), ("python", "-m", ENGINE_MODULE), ("python", "-m", DEMO_MODULE)),
-    variables={V1: V1, BACKEND: "--attention-backend", ESTIMATE: ESTIMATE},
+    variables={**host_caches.VLLM_VARIABLES, V1: V1, BACKEND: "--attention-backend", ESTIMATE: ESTIMATE},
     aliases={
         **drafts.VLLM_ALIASES, "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-q": "--quantization",
         "-n": "--nnodes", "-r": "--node-rank", "-sc": "--speculative-config", "-cc": "--compilation-config", "-ac": "--attention-config",
@@ -312,6 +313,11 @@ KEYS = (
     *adapters.VLLM_KEYS,
     *drafts.VLLM_KEYS,
     *graphs.KEYS,
+    *host_caches.VLLM_KEYS,
+    Key(
+        at="--decode-context-parallel-size", out=lambda a: a["serving.dcp"] if a.get("serving.dcp", 1) > 1 else None,
+        back=lambda v, _: {} if v == 1 else {"serving.dcp": v}, source="config/parallel.py:389, config/model.py:1578",
+    ),
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="envs.py:893, distributed/utils.py:214"),
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="engine/arg_utils.py:977, config/model.py:200"),
     Key(
@@ -359,7 +365,7 @@ numa-bind numa-bind-nodes numa-bind-cpus device-ids dcp-comm-backend cp-kv-cache
 data-parallel-start-rank data-parallel-address data-parallel-rpc-port data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb
 data-parallel-multi-port-external-lb enable-ep-weight-filter dp-sync-interval disable-nccl-for-dp-synchronization expert-placement-strategy
 max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce enable-fault-tolerance fault-tolerance-config enable-prefix-caching
-prefix-caching-hash-algo prefix-cache-retention-interval prefix-match-unit kv-offloading-size kv-offloading-backend media-io-kwargs
+prefix-caching-hash-algo prefix-cache-retention-interval prefix-match-unit media-io-kwargs
 mm-processor-cache-gb mm-processor-cache-type mm-hasher-algorithm mm-shm-cache-max-object-size-mb interleave-mm-strings logging-config log-level
 log-config-file show-hidden-metrics-for-version otlp-traces-endpoint collect-detailed-traces per-request-spec-decode-metrics kv-cache-metrics
 kv-cache-metrics-sample custom-histogram-buckets cudagraph-metrics enable-layerwise-nvtx-tracing enable-mfu-metrics
@@ -392,18 +398,18 @@ video-pruning-method video-pruning-rate watermark-config
 """
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
+    "prefill-context-parallel-size": (1,),
     "offload-group-size": (0,),
     "runner": ("auto", "generate"), "convert": ("auto", "none"), "enable-dbo": (False,), "enable-eplb": (False,),
     "disable-sliding-window": (False,),
-    "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,),
+    "async-scheduling": (True,),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
     "optimization-level": (2, 3),  # 2 is the default, and 3 is the same (config/vllm.py, OPTIMIZATION_LEVEL_03)
     "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "skip-mm-profiling": (False,),
     **dict.fromkeys((
         "speculative-config", "spec-method", "spec-model", "spec-tokens", "attention-config", "hf-overrides",
         "quantization-config", "kv-cache-dtype-skip-layers", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode",
-        "performance-mode", "kv-transfer-config", "ec-transfer-config", "moe-backend", "linear-backend",
+        "performance-mode", "ec-transfer-config", "moe-backend", "linear-backend",
         "mm-processor-kwargs", "mm-encoder-tp-mode", "eplb-config", "ubatch-size", "model-class-overrides", "pooler-config", "worker-cls",
         "worker-extension-cls", "additional-config", "kernel-config", "offload-backend", "offload-params", "offload-prefetch-step",
         "cpu-offload-params", "offload-num-in-group", "default-mm-loras", "diffusion-config", "weight-transfer-config",
@@ -441,7 +447,7 @@ first argument in Unsloth is ``max_seq_length``: unslothai/unsloth 015bdef unslo
 FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
     known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | {rotary_place(OVERRIDES)} | drafts.VLLM_KNOWN | graphs.KNOWN | {serving.WORKER_FLAGS},
-    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, **graphs.UNMODELLED, WHOLE_PROMPTS: ()},
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, V1: (1,), ESTIMATE: (1,), **drafts.VLLM_UNMODELLED, **graphs.UNMODELLED, **host_caches.VLLM_UNMODELLED, WHOLE_PROMPTS: ()},
     absent=_whole_prompts_of_the_model, taken=serving.variable_default_remarks, released=vllm_of, also=_in_a_file, refers=(CONFIG,), by_groups=lambda tree: served_settings(tree, _SHARE, _OF_SETTINGS),
     problems=_vllm_plan_problems, strict=("",),
     rename=whole_names(

@@ -135,6 +135,27 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
 @formula(
     cites=PAGED_SERVER_CODE,
     at=(
+        "v0.11.0 models/llama.py LlamaDecoderLayer.forward: what its parts make, none of it freed, whatever "
+        "kernels make it"
+    ),
+)
+def whole_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Count:
+    """Every tensor of the largest layer over a batch at once: more than any order of operations needs."""
+    sizes = [
+        tokens
+        * (
+            4 * block.streams * block.hidden
+            + sum(width for mixer in block.mixers for width in _mixer_widths(mixer, plan))
+            + (_feed_forward_width(block.feed_forward, plan) if block.feed_forward else 0)
+        )
+        for block in dict.fromkeys(part.blocks())
+    ]
+    return plan.precision.compute.nbytes(reduce(maximum, sizes, 0))
+
+
+@formula(
+    cites=PAGED_SERVER_CODE,
+    at=(
         "01f5395 layers/quantization/bitsandbytes.py:599 BitsAndBytesMoEMethod._apply_4bit_dequnt: both "
         "matrices of all experts of a layer are whole while it runs"
     ),

@@ -75,7 +75,7 @@ def test_graphs(sizes: str, *, on: bool) -> None:
 @pytest.mark.parametrize(
     ("flags", "gpus", "result"),
     [
-        ("--model-id Qwen/Qwen3-8B --max-total-tokens 4096", "1xH100-80GB", Result.UNCERTAIN),
+        ("--model-id Qwen/Qwen2.5-VL-7B-Instruct --max-total-tokens 4096", "1xH100-80GB", Result.UNCERTAIN),
         ("--model-id meta-llama/Llama-3.1-70B-Instruct", "1xRTX4090", Result.DOES_NOT_FIT),
         (
             "--model-id mistralai/Mixtral-8x7B-Instruct-v0.1 --quantize bitsandbytes-nf4",
@@ -90,7 +90,9 @@ def test_no_is_only_said_of_weights_that_are_known(
     (tmp_path / "a.sh").write_text(f"text-generation-launcher {flags}\n")
     found = memsheet.check(tmp_path / "a.sh", gpus=gpus)
     assert found.result is result
-    assert "accounting of text-generation-inference" in found.doubt
+    assert any(
+        words in found.doubt for words in ("accounting of text-generation-inference", "of what vLLM brings")
+    )
 
 
 def test_the_screen_says_whose_command_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,3 +104,42 @@ def test_the_screen_says_whose_command_it_is(tmp_path: Path, capsys: pytest.Capt
     assert "text-generation-inference refuses to start" in shown
     assert "text-generation-inference, accounted as vllm · tp 2" in shown
     assert "It does not fit either way" in shown
+
+
+L4 = "--model-id mistralai/Mistral-7B-Instruct-v0.2 --max-total-tokens 8192 --cuda-memory-fraction 0.9"
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "result"),
+    [
+        ("--model-id Qwen/Qwen3-8B --max-total-tokens 4096", "1xH100-80GB", Result.FITS),
+        ("--model-id meta-llama/Llama-3.1-8B-Instruct", "1xL4", Result.FITS),  # a length that fits
+        (L4, "1xL4", Result.UNCERTAIN),
+        (f"{L4} --max-batch-prefill-tokens 4096", "1xL4", Result.FITS),
+        ("--model-id meta-llama/Llama-3.1-8B-Instruct --enable-prefill-logprobs", "1xL4", Result.UNCERTAIN),
+    ],
+)
+def test_a_fit_is_sure_where_the_cache_spares_what_its_own_run_may_take(
+    tmp_path: Path, flags: str, gpus: str, result: Result
+) -> None:
+    (tmp_path / "a.sh").write_text(f"text-generation-launcher {flags}\n")
+    found = memsheet.check(tmp_path / "a.sh", gpus=gpus)
+    assert found.result is result
+    assert ("--max-batch-prefill-tokens" in found.doubt) is (result is Result.UNCERTAIN)
+
+
+def test_a_card_that_the_launcher_knows_sets_the_batch(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("text-generation-launcher --model-id meta-llama/Llama-3.1-8B-Instruct\n")
+    batches = [
+        found.answer.plan.serving.max_batched_tokens
+        for gpus in ("1xL4", "1xA100-80GB", "1xRTX4090")
+        if (found := memsheet.check(tmp_path / "a.sh", gpus=gpus)).answer
+    ]
+    layer = 2 * (3 * 32 + 2 * 8) * 128 * 4096 + 6 * 4096 * 14336
+    assert batches == [121 * 10**12 // (32 * layer), 312 * 10**12 // (32 * layer), 4096]
+
+
+def test_the_share_that_the_cache_fills_is_said() -> None:
+    assert said(f"TGI_WIGGLE_ROOM=0.8 text-generation-launcher {FLAGS}")["serving.memory_fraction"] == 0.4
+    found = read_text("a.sh", f"text-generation-launcher {FLAGS}\n", PARSERS)
+    assert any("fills 0.9 of --cuda-memory-fraction" in words for words in found.assumed)
