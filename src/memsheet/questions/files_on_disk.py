@@ -129,7 +129,7 @@ def _parents_within(folder: Path, root: Path | None) -> list[Path]:
         homes = [root.resolve()]
     else:
         homes = [one for one in (whole, *parents) if (one / GIT).exists()][:1]
-        homes += [] if folder.is_absolute() else [Path().resolve()]
+        homes += [] if folder.is_absolute() else [Path.cwd()]
     return [one for one in parents if any(map(one.is_relative_to, homes))]
 
 
