@@ -384,11 +384,12 @@ def _adds_nothing(method: Any) -> bool:
 
 
 def _defaulted_flag_remarks(read: FileReading, told: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """Flags at the defaults of variables."""
+    """Flags whose variable is given twice."""
     for one in told.split(", --"):
         at, _, text = ("--" + one.removeprefix("--")).partition(" ")
         if not _is_flag_given(read, at, given) and unset_variables(text):
-            yield f"{at} {text}, which whoever starts it may set{_flag_hint(read, at, read.values.get(at))}"
+            hint = _flag_hint(read, at, read.values.get(at))
+            yield f"{at} {text}, to which the script gives more than one value{hint}"
 
 
 def _plan_keys_of_flag(read: FileReading, at: str) -> tuple[str, ...]:

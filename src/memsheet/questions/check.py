@@ -48,6 +48,8 @@ from memsheet.questions.job_files import (
 from memsheet.questions.judged_files import judge_job
 from memsheet.questions.labelled_models import with_labels_head
 from memsheet.questions.named_models import (
+    TAKEN_FOR,
+    folder_words,
     model_of,
     model_of_files,
     names_no_model,
@@ -232,8 +234,11 @@ def _check_job(
     checked = judge_job(
         files_read, job, flags, verdict_alone=question.get("verdict_alone", False), servers=servers
     )
+    folder = folder_words(files_read.reads) if not named else ""
+    likely = () if not folder or TAKEN_FOR in checked.doubt else (folder,)
     return replace(
         checked,
+        assumed=(*likely, *checked.assumed),
         cards_words=words_of_more_cards(question["gpus"], checked.answer, beyond=job.ask["gpus"])
         or of_node
         or _words_beside(question, job, files_read.reads),

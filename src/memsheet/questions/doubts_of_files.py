@@ -43,6 +43,8 @@ from memsheet.plan.workload import Training
 from memsheet.questions.cache_doubts import unsaid_cache
 from memsheet.questions.length_doubts import resting_states, unsaid_length
 from memsheet.questions.named_models import (
+    TAKEN_FOR,
+    folder_words,
     is_guessed_model,
     likely_served,
     likely_trained,
@@ -368,8 +370,10 @@ def _doubt_of_model(
         stored = _least_as_stored(served_model(reads) or "", stranger, answer, case.ask)
         return Doubt(stranger + further, 0 if further else stored)
     served = likely_served(reads)
-    if likely := likely_trained(reads) or (served.name if served else None):
-        words = f"{served_model(reads)} is taken for {likely} by its name, and nothing of it was read"
+    fits = answer.verdict is not None and answer.verdict.result is Result.FITS
+    likely = likely_trained(reads) or (served.name if served else None)
+    if likely and not (fits and folder_words(reads)):
+        words = f"{served_model(reads)} {TAKEN_FOR} {likely} by its name, and nothing of it was read"
         return Doubt(words + further, 0 if found.states else min(_least_resting(answer), kept))
     if not stands_in and (unsaid := unsaid_length(reads, answer) or unsaid_cache(reads, answer)):
         return Doubt(unsaid + further, 0 if found.states else min(resting_states(answer), kept))

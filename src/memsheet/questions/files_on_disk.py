@@ -114,17 +114,23 @@ def check_total_bytes(paths: Iterable[Path]) -> None:
 
 def folders_of_job(files: tuple[str, ...], root: Path | None = None) -> list[Path]:
     """Folders that the names in files may be relative to: their own, then those above as far as ``root``, or
-    the root of the repository that they lie in; ``root`` itself of a file that does not lie in it.
+    the root of the repository that they lie in and the folder that the question is asked from, where a file
+    is named from there; ``root`` itself of a file that does not lie in it.
     """
     own = [path if is_folder(path) else path.parent for path in map(Path, files)]
-    above = [parent for folder in own for parent in _parents_within(folder.resolve(), root)]
+    above = [parent for folder in own for parent in _parents_within(folder, root)]
     return list(dict.fromkeys([*own, *above, *((root,) if root else ())]))
 
 
 def _parents_within(folder: Path, root: Path | None) -> list[Path]:
-    parents = list(folder.parents)[:MOST_UP]
-    home = root.resolve() if root else next((one for one in (folder, *parents) if (one / GIT).exists()), None)
-    return [one for one in parents if home is not None and one.is_relative_to(home)]
+    whole = folder.resolve()
+    parents = list(whole.parents)[:MOST_UP]
+    if root:
+        homes = [root.resolve()]
+    else:
+        homes = [one for one in (whole, *parents) if (one / GIT).exists()][:1]
+        homes += [] if folder.is_absolute() else [Path.cwd()]
+    return [one for one in parents if any(map(one.is_relative_to, homes))]
 
 
 def adjacent_file_texts(

@@ -29,6 +29,8 @@ DRAFT = "speculative.model"
 NO_TEXTS: Mapping[str, str] = {}
 PLAIN_NAME = late_pattern(r"[A-Za-z_]\w{0,80}")
 CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$")
+TAKEN_FOR = "is taken for"
+"""How it is told of a model that its name alone tells."""
 EMPTY = "True"
 """A flag's value where a variable that holds nothing stands behind it."""
 MOST_PARTS = 6
@@ -181,6 +183,29 @@ def is_guessed_model(reads: Mapping[str, FileReading], model: Any) -> bool:
     if not served or is_surely_bundled(served) or described_model(reads)[0] is not None:
         return False
     return isinstance(model, ModelSpec) or model == likely_trained(reads)
+
+
+FOLDERS = late_pattern(r"^(?:/|~|\.{1,2}/|\$|[A-Za-z]:\\)|^(?!\w+://)[^/]*/[^/]*/.")
+"""How a path begins that is no repository's name on a hub, which has one stroke in its middle."""
+
+
+def is_named_folder(named: str) -> bool:
+    """Whether a path's last folder has the whole name of a bundled model, with its size, as a copy of it has
+    that somebody keeps: nothing is known of the copy itself.
+    """
+    from memsheet.catalog.sized_names import size_in_name
+
+    last = _parts_of_path(named)[:1] if FOLDERS.search(named) else []
+    return any(size_in_name(part) is not None and is_surely_bundled(part) for part in last)
+
+
+def folder_words(reads: Mapping[str, FileReading]) -> str:
+    """Which model the files' own is taken for by its folder's name, in words; nothing of any other."""
+    served = served_model(reads)
+    if not served or not is_named_folder(served):
+        return ""
+    likely = likely_trained(reads) or getattr(likely_served(reads), "name", "")
+    return f"model = {likely}, by the name of its folder ({served}): --model names another" if likely else ""
 
 
 def is_surely_bundled(name: str) -> bool:

@@ -47,6 +47,7 @@ with late_functions(__name__):
     from memsheet.exchange.shared.beaker_jobs import experiment_script
     from memsheet.exchange.shared.environment_defaults import environment_defaults
     from memsheet.exchange.shared.notebook import notebook_commands
+    from memsheet.exchange.shared.started_scripts import own_text_by_start
     from memsheet.exchange.shared.training_starts import texts_of_starts
     from memsheet.plan.library_defaults import assumed_value_text
 
@@ -100,11 +101,8 @@ def recognise_files(
         asks = own is not None and name.endswith(NOTEBOOK) and own.request.get("task") == "infer"
         silent = not asks and (told or given or (own and not named))
         said = text if shell else "" if silent else _documented_command(name, text)
-        further, unread = (
-            _launched_files(name, said, own if shell else None, scripts)
-            if said and not is_long_script(text)
-            else ({}, ())
-        )
+        started = {**own_text_by_start(name, text, said), **scripts} if named else scripts
+        further, unread = _launched_files(name, said, own if shell else None, started)
         if asks:
             own, further = (None, further) if _trains_a_model(further) else (own, {})
         if said and named:
@@ -115,7 +113,6 @@ def recognise_files(
         found = {**(_with_inline_file(name, own) if own else {}), **further}
         if shell and found:
             found |= _submitted_ranks(name, found, text)
-        if shell and found:
             found = _with_further_trainings(found, several_trainings(name, text, scripts))
         reads |= _with_remarks(found, plain[name].remarks)
         left += unread
@@ -388,6 +385,8 @@ def _launched_files(
     """What a shell's script starts; one that asks for more than is spent on a file starts nothing that is
     known, and that is said.
     """
+    if not text or is_long_script(text):
+        return {}, ()
     try:
         return launched_reads(name, text, own, scripts)
     except TooMuchError as error:

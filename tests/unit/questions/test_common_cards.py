@@ -66,6 +66,27 @@ def test_a_script_is_joined_with_the_configuration_that_the_tree_holds(tmp_path:
     assert "is named and is not among the files" in memsheet.check(script, gpus="8xH100-80GB").doubt
 
 
+def test_names_are_relative_to_the_folder_that_is_asked_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree that is no repository is asked from its root, as its scripts are started; a file that is named
+    otherwise is not.
+    """
+    (tmp_path / "tree" / "scripts").mkdir(parents=True)
+    (tmp_path / "ddp.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n")
+    script = tmp_path / "tree" / "scripts" / "train.sh"
+    script.write_text(
+        "accelerate launch --config_file ddp.yaml run_clm.py --model_name_or_path "
+        "Qwen/Qwen2.5-0.5B --per_device_train_batch_size 1 --bf16 --block_size 512\n"
+    )
+    monkeypatch.chdir(tmp_path / "tree")
+    for named in ("scripts/train.sh", script):
+        assert "is not among the files" in memsheet.check(named, gpus="4xH100-80GB").doubt
+    monkeypatch.chdir(tmp_path)
+    assert "is not among the files" not in memsheet.check("tree/scripts/train.sh", gpus="4xH100-80GB").doubt
+    assert "is not among the files" in memsheet.check(script, gpus="4xH100-80GB").doubt
+
+
 def test_a_name_may_begin_with_a_folder_above_the_script(tmp_path: Path) -> None:
     home = tmp_path / "examples"
     (home / "scripts").mkdir(parents=True)

@@ -193,14 +193,27 @@ def test_the_nearest_stands_in_and_is_told(
     assert told in found["doubt"]
 
 
-def test_a_path_that_ends_in_a_models_name_is_taken_for_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("where", "gpus", "result"),
+    [
+        ("/data/models/", "8xH100-80GB", "fits"),
+        ("../models/base/", "8xH100-80GB", "fits"),
+        ("/data/models/", "1xA100-40GB", "does_not_fit"),  # no copy of as many states does
+        ("somebody/", "8xH100-80GB", "uncertain"),  # who may have changed what they publish
+        ("/data/models/my-", "8xH100-80GB", "uncertain"),
+    ],
+)
+def test_a_folder_of_a_models_own_name_is_taken_for_it_where_that_fits(
+    where: str, gpus: str, result: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "b.yml").write_text(AXOLOTL.replace("meta-llama/", "/data/models/"))
-    main(["check", str(tmp_path / "b.yml"), "--gpus", "8xH100-80GB", "--json"])
+    text = AXOLOTL.replace("meta-llama/", where) + "flash_attention: true\n"
+    (tmp_path / "b.yml").write_text(text)
+    main(["check", str(tmp_path / "b.yml"), "--gpus", gpus, "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert found["result"] == "uncertain"
-    assert "is taken for llama-3.1-8b by its name" in found["doubt"]
+    assert found["result"] == result
+    by_folder = [one for one in found["assumed"] if "by the name of its folder" in one]
+    assert bool(by_folder) is (result == "fits")
+    assert ("is taken for llama-3.1-8b by its name" in (found["doubt"] or "")) is (result != "fits")
 
 
 PLAIN = {"engine": "transformers", "seq_len": 512, "microbatch": 1, "attention": "flash"}

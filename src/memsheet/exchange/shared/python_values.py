@@ -12,6 +12,7 @@ from memsheet.exchange.shared.function_commands import (
     given_by_command,
     option_default,
 )
+from memsheet.exchange.shared.linear_names import listed_linear_names
 from memsheet.exchange.shared.plain_values import (
     compare_values,
     concatenate_text,
@@ -329,6 +330,8 @@ def value_of_path(path: list[str], given: Mapping[str, Any]) -> Any:
 def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int) -> Any:
     """A constructor's arguments by name, under its class; a function of the file as what it returns."""
     if name in module.functions:
+        if (every := listed_linear_names(module.functions[name])) is not None:
+            return every
         found = function_return_value(module, name, depth, call_arguments(module, node, given, depth))
         module.steps.spend_size(found)
         return _copy_config_value(found)

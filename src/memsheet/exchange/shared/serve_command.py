@@ -80,8 +80,9 @@ def parse_server_command(how: Command, text: str, weighed: Iterable[str] = ()) -
     """Flags of the first launch in a text, by their long names, and the partition exported before it; nothing
     where there is none.
 
-    ``weighed``: flags with bytes. Of those, one that nobody set is ``UNSET``, and one that is at its
-    variable's default is named beside.
+    ``weighed``: flags with bytes. Of those, one that nobody set is ``UNSET``, one whose variable is given
+    twice is named beside, and one is at its variable's default, as the file stands, which
+    ``variable_default_remarks`` tells.
     """
     weighed = frozenset(weighed)
     found: dict[str, Any] = {}
@@ -157,10 +158,17 @@ def _environment_flags(how: Command, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _defaulted_variables(how: Command, words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Flags that the environment says by a variable that whoever starts the server may set."""
+    """Flags that the environment says by a variable that is given twice."""
     for name, _, value in (word.partition("=") for word in words):
-        if name in how.variables and any(usual for _, usual in around.unset_variables(value)):
+        if name in how.variables and _is_either(value):
             yield how.variables[name], value
+
+
+def _is_either(value: Any) -> bool:
+    """Whether a value holds a variable that has none of its own and no default: one that a script gives
+    twice (``Variables.learn``), where the text does not tell which.
+    """
+    return isinstance(value, str) and any(not usual for _, usual in around.unset_variables(value))
 
 
 def _environment_value(how: Command, flag: str, held: str) -> Any:
@@ -186,10 +194,7 @@ def _resolve_launch_flags(
     left = {
         at: raw[at]
         for at in taken
-        if at in weighed
-        and at != how.model
-        and taken[at] != UNSET
-        and around.has_unset_placeholder(raw.get(at))
+        if at in weighed and at != how.model and taken[at] != UNSET and _is_either(raw.get(at))
     }
     return {
         **taken,
@@ -320,7 +325,7 @@ PLACES = (
 )
 OPEN_PLACES: Mapping[str, tuple[Any, ...]] = {around.OTHERS: (), MORE: (), around.OPEN: ()}
 """What keeps a script's verdict from being sure: a server beside the one that is read, arguments that are not
-in the text, defaults of variables that whoever starts it may set.
+in the text, variables that it gives twice.
 """
 
 

@@ -73,6 +73,7 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
                 f"export {GROUP_SIZE}={size}\n{line}" if size else line,
                 gpus * (size or 1) if (gpus := container_gpu_limit(held)) else gpus,
                 together=gpus is None,
+                remarks=_image_remarks(held),
                 container=Container(
                     host_bytes=container_memory_limit(held), small_shm=not shares and not _mounts_shm(held)
                 ),
@@ -202,8 +203,35 @@ def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | No
     ):
         return f"{before}\n" + "\n".join(words[2:])
     told = " ".join(as_word(word) or "''" for word in words)
-    alone = named_image(image) in ALONE and not scalar_list(container.get("command"))
-    return f"{before}\n{shlex.quote(image)} {told}" if alone else f"{before}\n{told}"
+    own = is_own_vllm_image(container)
+    alone = own or (named_image(image) in ALONE and not scalar_list(container.get("command")))
+    program = IMAGES["vllm"] if own else shlex.quote(image)
+    return f"{before}\n{program} {told}" if alone else f"{before}\n{told}"
+
+
+OWN_VLLM = late_pattern(r"(?<![a-z])vllm(?![a-z]|-?(?:omni|router|gateway|proxy|exporter))", re.IGNORECASE)
+"""In the name of a container or its image: vLLM's server, and none of the programs around it."""
+MODEL_FLAG = late_pattern(r"--model(?:=.+)?")
+
+
+def is_own_vllm_image(container: Mapping[str, Any]) -> bool:
+    """Whether a container of an image that somebody made is given a model and flags alone, and is called for
+    vLLM, whose own image starts its server with them (vllm-project/vllm 0000977 docker/Dockerfile,
+    ENTRYPOINT).
+    """
+    words = [str(word) for word in scalar_list(container.get("args"))]
+    image = str(container.get("image") or "")
+    if not words or not words[0].startswith("--") or scalar_list(container.get("command")):
+        return False
+    called = OWN_VLLM.search(f"{container.get('name')} {image.rpartition('/')[2]}") is not None
+    known = named_image(image) in IMAGES.values()
+    return called and not known and any(MODEL_FLAG.fullmatch(word) for word in words)
+
+
+def _image_remarks(container: Mapping[str, Any]) -> tuple[str, ...]:
+    """That an image of somebody's own is taken for vLLM's."""
+    told = f"image = {str(container.get('image'))[:MOST_NAMED]}, which is taken for vLLM's own by what it is given"
+    return (told,) if is_own_vllm_image(container) else ()
 
 
 def _quoted_word(word: str) -> str:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import PurePath
 
+from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.guard.budget import MOST_SCRIPT
 from memsheet.patterns import late_pattern
 
@@ -53,3 +55,12 @@ def with_started_scripts(text: str, text_of: Callable[[str], str | None]) -> str
     called = _STARTED.sub(lambda found: call(found, 0), text)
     functions = "".join(f"{name}() {{\n{held}\n}}\n" for name, held in made.items())
     return f"{called}\n{functions}" if functions else text
+
+
+def own_text_by_start(name: str, text: str, described: str) -> dict[str, str]:
+    """The text of a script by the names that its own words say it is started by (``described``)."""
+    return {
+        start.script: text
+        for start in script_launches(described)
+        if PurePath(start.script).name == PurePath(name).name
+    }

@@ -175,9 +175,8 @@ def test_a_variable_that_the_script_sets_is_its_value(text: str) -> None:
 def test_a_default_is_taken_and_said(text: str, tmp_path: Path) -> None:
     found = checked(tmp_path, text % SMALL, gpus="2xH100-80GB")
     assert int(found.answer.plan.mesh.tp) == 2
-    assert "--tp 2 says it" in found.doubt
+    assert (found.result.value, found.doubt) == ("fits", "")
     assert any("TP is taken as its default 2" in line for line in found.assumed)
-    assert checked(tmp_path, text % SMALL, gpus="2xH100-80GB", **{"mesh.tp": 2}).doubt == ""
 
 
 @pytest.mark.parametrize(
@@ -478,3 +477,30 @@ def test_a_model_that_a_variable_names_is_told_by_the_variables_name(
 ) -> None:
     (tmp_path / name).write_text(text)
     assert memsheet.check(tmp_path / name, gpus="H100").no_model.startswith(f"the model is named by {told}")
+
+
+GIVEN = 'args: ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len", "8192"]'
+
+
+@pytest.mark.parametrize("image", ["team/serving:1", "registry.local/team/own-vllm:2", "${VLLM_IMAGE}"])
+def test_a_pod_of_ones_own_image_of_vllm_is_read_by_what_it_is_given(tmp_path: Path, image: str) -> None:
+    (tmp_path / "pod.yaml").write_text(POD % (image, GIVEN, 1))
+    (tmp_path / "known.yaml").write_text(POD % ("vllm/vllm-openai", GIVEN, 1))
+    own, known = (memsheet.check(tmp_path / name, gpus="1xH100-80GB") for name in ("pod.yaml", "known.yaml"))
+    assert own.answer.verdict.device == known.answer.verdict.device
+    assert any("is taken for vLLM's own" in one for one in own.assumed)
+    assert not any("is taken for vLLM's own" in one for one in known.assumed)
+
+
+@pytest.mark.parametrize(
+    ("image", "given"),
+    [
+        ("team/vllm-router:1", GIVEN),
+        ("team/vllm:1", 'args: ["--port", "8000"]'),
+        ("team/vllm:1", f'command: ["/start"]\n        {GIVEN}'),
+    ],
+)
+def test_a_pod_that_may_be_another_program_is_no_server(tmp_path: Path, image: str, given: str) -> None:
+    (tmp_path / "pod.yaml").write_text((POD % (image, given, 1)).replace("name: vllm\n", "name: web\n"))
+    with pytest.raises(InputError, match="in which no server's command stands"):
+        memsheet.check(tmp_path / "pod.yaml", gpus="1xH100-80GB")
