@@ -1,12 +1,11 @@
-"""Servers and compilers that say in their own words that memory ran out, most without figures.
+"""Servers that say in their own words that memory ran out, most without figures.
 
 The sentences are those of text-generation-inference (server/text_generation_server/models/flash_causal_lm.py,
 warmup; backends/v3/src/lib.rs at 92fa7ac7, V3Error),
 TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check; tensorrt_llm/_torch/pyexecutor/
 py_executor_creator.py, _ExecutorMemoryMonitor), LM Studio, ExLlamaV2 (exllamav2/model.py,
-load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check;
-lmdeploy/pytorch/engine/executor/base.py) and Triton
-(python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
+load_autosplit_gen) and LMDeploy (src/turbomind/utils/cuda_utils.h, check;
+lmdeploy/pytorch/engine/executor/base.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from memsheet.diagnose.named_cards import beyond_card
 from memsheet.units import MIB
 
 SIGNS = (
-    b"prefill tokens", b"max_total_tokens=", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][", b"No enough gpu memory",
+    b"prefill tokens", b"max_total_tokens=", b"CUDA runtime error in", b"Insufficient VRAM", b"could not be created", b"insufficient system resources", b"[TM][", b"No enough gpu memory",
 )  # fmt: skip
 FRACTIONS = (
     "kv_cache_free_gpu_memory_fraction",
@@ -250,25 +249,6 @@ def _refused_split(_: Message, __: Log) -> Judgement:
     )  # fmt: skip
 
 
-def _refused_kernel(message: Message, _: Log) -> Judgement:
-    needed, most = (int(message.words[name]) for name in ("needed", "most"))
-    what = "shared memory" if message.words["what"] == "sharedmemory" else message.words["what"]
-    sizes = (
-        f"{size_words(Interval(needed, needed))} of {what} of one multiprocessor, which has "
-        f"{size_words(Interval(most, most))}"
-        if what == "shared memory"
-        else f"{needed:,} of {what}, and the hardware has {most:,}"
-    )
-    return Judgement(
-        causes=(Cause.NOT_GPU_MEMORY,),
-        because=f"a compiled kernel wants {sizes}: no shortage of the card's memory",
-        cures=(
-            Cure(change="smaller blocks or fewer stages of that kernel", helps=MAYBE, where="BLOCK_M, BLOCK_N, num_stages"),
-            Cure(change="a smaller batch", helps=NO, why="a kernel's block is as large for any batch"),
-        ),
-    )  # fmt: skip
-
-
 def _without_runtime(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.ENGINE_UNDERPROVISION,),
@@ -297,5 +277,4 @@ FORMS = (
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
     Form("runtime", re.compile(r"Noenoughgpumemoryfor(?:runtime|kvcache)"), _without_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
-    Form("kernel", re.compile(r"outofresource:(?P<what>[\w]{1,40}),Required:(?P<needed>\d{1,12}),Hardwarelimit:(?P<most>\d{1,12})"), _refused_kernel),
 )  # fmt: skip
