@@ -15,6 +15,7 @@ from memsheet.diagnose.messages import (
     deepspeed,
     host,
     jax,
+    kernels,
     llama_cpp,
     memory_summary,
     nvidia_smi,
@@ -32,7 +33,7 @@ from memsheet.diagnose.messages import (
 from memsheet.diagnose.survived import goes_on, goes_on_behind
 
 EMITTERS = (
-    vllm, sglang, other_devices, below_torch, schedulers, host, ollama, jax, llama_cpp, other_servers, torch_allocator,
+    vllm, sglang, other_devices, kernels, other_servers, below_torch, schedulers, host, ollama, jax, llama_cpp, torch_allocator,
     deepspeed, memory_summary, nvidia_smi, step_lines, unsupported_settings,
 )  # fmt: skip
 """Each place once; of two messages in one line the first here speaks."""

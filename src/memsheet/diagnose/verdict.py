@@ -42,6 +42,7 @@ from memsheet.diagnose.messages import (
     memory_summary,
     nvidia_smi,
 )
+from memsheet.diagnose.messages.holders import name_holders
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, read_signs
@@ -109,7 +110,7 @@ def diagnose_texts(texts: Mapping[str, bytes | str], known: Axes | None = None) 
     first, found = min(judged, key=lambda pair: _severity(pair[1]))
     besides = [other for message, other in judged if message is not first and other.cause is not found.cause]
     return replace(
-        found, inputs=inputs, facts={**context, **found.facts},
+        found, inputs=inputs, facts={**context, **found.facts}, cures=name_holders(found.cures, log),
         notes=(*found.notes, *_other_card_notes(besides, first, judged), *_notes_beside(cards, messages, context, caught, found.cause, nvidia_smi.card_table(log))),
     )  # fmt: skip
 

@@ -270,7 +270,7 @@ FURTHER = (
          "unknown", open_between=("engine_overcommit", "real_need", "other_process"), maybe=("fewer requests at once",)),
     Case("layers split over cards", "RuntimeError: Insufficient VRAM for model and cache", "unknown", open_between=("real_need", "other_process")),
     Case("a kernel's own memory", "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or "
-         "`num_stages` may help.", "not_gpu_memory", no=("a smaller batch",), says=("144.00 KiB", "99.00 KiB")),
+         "`num_stages` may help.", "unsupported_setting", no=("a smaller batch",), says=("144.00 KiB", "99.00 KiB")),
     Case("words of nobody that is known", "FATAL error in launch: device is out of memory, giving up", "unknown", says=("no figures",)),
     Case("an exception without more", "  what():  CUDA out of memory", "unknown", says=("no figures",)),
     Case("a manual", "If you run into out of memory errors, lower the batch. A message such as `CUDA out of memory` means that the card is full.", "unknown", found=False),

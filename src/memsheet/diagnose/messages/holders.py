@@ -8,8 +8,15 @@ from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Judgement, Message
 from memsheet.diagnose.messages.colocated import shares_a_card
-from memsheet.diagnose.messages.nvidia_smi import Holder, card_table, listed_holders, listed_processes
+from memsheet.diagnose.messages.nvidia_smi import (
+    NO_CARD,
+    Holder,
+    card_table,
+    listed_holders,
+    listed_processes,
+)
 from memsheet.diagnose.messages.stated import card_of
+from memsheet.frozen import replace
 
 FULL = (9, 10)
 """The share of a card that is held where it counts as full."""
@@ -45,18 +52,21 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
     named = card_of(log)
     for card in dict.fromkeys(each.card for each in holders):
         there = [each for each in holders if each.card == card]
-        known = table is not None and card < len(table.cards)
+        known = table is not None and 0 <= card < len(table.cards)
         whole = table.cards[card][1].high if table is not None and known else named.most if named else 0
         held = sum_intervals(each.size for each in there)
         besides = held.low - max(each.size.high for each in there)
         shared = besides >= (least or whole // 10) and not shares_a_card(log.text)
         if not whole or held.low * FULL[1] < whole * FULL[0] or not (shared or others):
             continue
+        if card == NO_CARD and held.low > whole:  # of several cards
+            continue
+        place = "the card" if card == NO_CARD else f"card {card}"
         words = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in there[:3])
         who = (
-            f"{words} hold {size_words(held)} of the {size_words(Interval(whole, whole))} of card {card}"
+            f"{words} hold {size_words(held)} of the {size_words(Interval(whole, whole))} of {place}"
             if len(there) > 1
-            else f"{words} holds card {card} of {size_words(Interval(whole, whole))}"
+            else f"{words} holds {place} of {size_words(Interval(whole, whole))}"
         )
         which = "" if others else ": whichever of them failed, the rest hold what it lacks"
         alone = (
@@ -126,6 +136,27 @@ def larger_neighbours(log: Log) -> str:
     if not own or sum(size.low for size in others.values()) <= sum(listed[name].high for name in own):
         return ""
     return ", ".join(f"{name} ({size_words(size)})" for name, size in others.items())
+
+
+MOST_NAMED = 3
+
+
+def name_holders(cures: tuple[Cure, ...], log: Log) -> tuple[Cure, ...]:
+    """Changes that send to nvidia-smi, with the processes that a table or a list in the same text shows, the
+    largest first.
+    """
+    if not any(cure.where.startswith("nvidia-smi") for cure in cures):
+        return cures
+    largest = sorted(listed_holders(log), key=lambda each: -each.size.middle)[:MOST_NAMED]
+    words = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in largest)
+    return tuple(
+        replace(cure, change=f"{cure.change}: listed are {words}")
+        if words
+        and cure.where.startswith("nvidia-smi")
+        and not any(str(each.pid) in cure.change for each in largest)
+        else cure
+        for cure in cures
+    )
 
 
 def without_holders(there: str) -> tuple[Cure, ...]:

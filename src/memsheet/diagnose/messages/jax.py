@@ -303,18 +303,6 @@ def _refused_by_chip(message: Message, _: Log) -> Judgement:
     return Judgement(causes=(Cause.FRAGMENTATION, Cause.REAL_NEED), because=told, cures=(SMALLER,))
 
 
-def _beyond_kernel_memory(_: Message, __: Log) -> Judgement:
-    return Judgement(
-        causes=(Cause.NOT_GPU_MEMORY,),
-        because="a kernel wants more of the chip's own small memory than its limit: no shortage of the memory that weights and activations lie in",
-        cures=(
-            Cure(change="smaller blocks of that kernel", helps=MAYBE),
-            Cure(change="a higher limit of it", helps=MAYBE, where="LIBTPU_INIT_ARGS=--xla_tpu_scoped_vmem_limit_kib=N"),
-            Cure(change="a smaller batch", helps=NO, why="a kernel's block is as large for any batch"),
-        ),
-    )  # fmt: skip
-
-
 def _refused_library(message: Message, log: Log) -> Judgement:
     """cuDNN, which stands outside XLA's pool (xla/stream_executor/cuda/cuda_dnn.cc)."""
     free, card = message.facts.get("free"), message.facts.get("capacity")
@@ -439,7 +427,6 @@ _CARD = (
 FORMS = (
     Form("chip", re.compile(rf"Attemptingto(?:reserve|allocate)(?P<asked>{NUMBER})(?P<asked_unit>[KMG])?(?:atthebottomofmemory)?\.Thatwasnotpossible\.Thereare(?P<free>{NUMBER})(?P<free_unit>[KMG])free"), _refused_by_chip),
     Form("compiler", re.compile(rf"Used(?P<used>{NUMBER})(?P<used_unit>[KMG])of(?P<capacity>{NUMBER})(?P<capacity_unit>[KMG])hbm(?:\.Exceededhbmcapacityby(?P<missing>{NUMBER})(?P<missing_unit>[KMG]))?"), _counted_by_compiler),
-    Form("chip", re.compile(r"[Rr]anoutofmemoryinmemoryspace(?:vmem|smem)|exceededscopedvmemlimit"), _beyond_kernel_memory),
     Form("library", re.compile(r"Couldnotcreatecudnnhandle:CUDNN_STATUS_INTERNAL_ERROR(?:\S{0,300}?Memoryusage:(?P<free>\d{1,16})bytesfree,(?P<capacity>\d{1,16})bytestotal)?"), _refused_library, {"free": "bytes", "capacity": "bytes"}),
     Form("compiler", re.compile(r"CompileTimeHbmOom|Ranoutofmemoryinmemoryspacehbm"), _counted_by_compiler),
     Form("XLA", re.compile(rf"RESOURCE_EXHAUSTED:(?:Outofmemory)?\S{{0,40}}?(?:allocate|allocating)(?P<asked>{NUMBER})(?P<asked_unit>bytes|[KMGT]iB)?{_CARD}"), _pool_request, {"asked": "bytes"}),

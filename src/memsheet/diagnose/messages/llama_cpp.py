@@ -165,7 +165,7 @@ def _held_at_start(message: Message, free: Interval | None, log: Log) -> str:
 
 def _refused_beside_others(judged: Judgement, held: str, log: Log) -> Judgement:
     """The same request where others hold what it lacks."""
-    largest = sorted(listed_holders(log), key=lambda each: -each.size.middle)[:1]
+    largest = sorted(listed_holders(log), key=lambda each: -each.size.middle)[:2]
     who = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in largest)
     cures = without_holders(who) or (
         Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi"),

@@ -1,9 +1,11 @@
-"""nvidia-smi's table: what is used of each card, and by which processes."""
+"""nvidia-smi's table, and lists of processes as it, gpustat and rocm-smi print them: what is used of each
+card, and by whom.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, printed_bytes, sum_intervals
@@ -44,18 +46,24 @@ def card_table(log: Log) -> Table | None:
     return Table(cards=tuple(cards), processes=tuple(processes), names=names) if cards else None
 
 
-_LISTED = re.compile(r"^\s{0,6}(\d{1,10}), (?P<name>[^,\n]{1,200}), (?P<size>\d{1,7}) MiB\s*$")
+_LISTED = re.compile(
+    r"^\s{0,6}(?P<pid>\d{1,10}), (?P<name>[^,\n]{1,200}), (?P<size>\d{1,7}) (?P<unit>MiB)\s*$"
+)
 """A line of ``nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv``."""
-
-
-def listed_processes(log: Log) -> dict[str, Interval]:
-    """Programs with their arguments, and what each holds, of a table of processes or of a list of them."""
-    found: dict[str, Interval] = {}
-    for line in log.lines:
-        listed = _PROCESS.match(line) or _LISTED.match(line)
-        if listed and (size := printed_bytes(listed["size"], "MiB")):
-            found[listed["name"]] = size
-    return found
+_OF_GPUSTAT = re.compile(r"^\[(?P<card>\d{1,3})\] [^|\n]{1,80}\|[^\n]{1,160}\|(?P<users>[^\n|]{1,400})$")
+_OF_USER = re.compile(r"(?P<name>[\w.:@+-]{1,80})/(?P<pid>\d{1,10})\((?P<size>\d{1,7})(?P<unit>M)\)")
+"""A card of ``gpustat -cp`` (gpustat 1.1.1, core.py, GPUStat.print_to), and one of its processes."""
+_OF_ROCM = re.compile(
+    r"^(?P<pid>\d{2,10})\s+(?P<name>\S{1,80})\s+\d{1,2}\s+(?P<size>\d{7,15})\s+\d{1,15}\s+\S{1,12}$"
+)
+"""A process of ``rocm-smi --showpids``, its memory in bytes (python_smi_tools/rocm_smi.py, showPids)."""
+_HEADER = re.compile(r"^\s*(?:[a-z_]{2,30}(?: \[\w+\])?, ){1,12}[a-z_]{2,30}(?: \[\w+\])?\s*$")
+"""The first line of a query's answer, which names its columns in any order (nvidia-smi
+--help-query-compute-apps).
+"""
+_USED = re.compile(r"^used_(?:gpu_)?memory(?: \[(?P<unit>\w+)\])?$")
+NO_CARD = -1
+"""Of a list that does not say on which card a process is."""
 
 
 class Holder(NamedTuple):
@@ -67,12 +75,59 @@ class Holder(NamedTuple):
     size: Interval
 
 
+def _holder(found: Mapping[str, str], card: int) -> Holder | None:
+    size = printed_bytes(found["size"], {"M": "MiB"}.get(found["unit"], found["unit"]))
+    return Holder(card, int(found["pid"]), found["name"].strip(), size) if size else None
+
+
+def _rows_of_query(lines: Sequence[str]) -> Iterator[Holder | None]:
+    """The lines behind a header that names a process's number and what it holds."""
+    columns: list[str] = []
+    for line in lines:
+        cells = [cell.strip() for cell in line.split(",")]
+        if _HEADER.match(line) and "pid" in cells:
+            columns = cells
+            continue
+        row = dict(zip(columns, cells, strict=False)) if columns and len(cells) == len(columns) else {}
+        used = next((name for name in row if _USED.match(name)), "")
+        number = row.get(used, "").partition(" ")
+        if not (used and row["pid"].isdigit() and number[0].isdigit()):
+            columns = columns if row else []
+            continue
+        said = _USED.match(used)
+        unit = number[2] or (said["unit"] if said else "") or "MiB"
+        name = row.get("process_name") or row.get("name") or ""
+        yield _holder({"pid": row["pid"], "name": name, "size": number[0], "unit": unit}, NO_CARD)
+
+
+def _holders_of_lines(lines: Sequence[str]) -> Iterator[Holder | None]:
+    for line in lines:
+        if found := _PROCESS.match(line):
+            yield _holder(
+                {"pid": found[2], "name": found["name"], "size": found["size"], "unit": "MiB"}, int(found[1])
+            )
+        elif found := _LISTED.match(line):
+            yield _holder(found.groupdict(), NO_CARD)
+        elif found := _OF_ROCM.match(line):
+            yield _holder({**found.groupdict(), "unit": "bytes"}, NO_CARD)
+        elif found := _OF_GPUSTAT.match(line):
+            yield from (
+                _holder(each.groupdict(), int(found["card"])) for each in _OF_USER.finditer(found["users"])
+            )
+    yield from _rows_of_query(lines)
+
+
 def listed_holders(log: Log) -> tuple[Holder, ...]:
-    """The processes of a table, each once, whether or not its cards stand above it."""
-    found = (match for line in log.lines if (match := _PROCESS.match(line)))
-    sized = ((each, printed_bytes(each["size"], "MiB")) for each in found)
-    held = (Holder(int(each[1]), int(each[2]), each["name"], size) for each, size in sized if size)
-    return tuple({(each.card, each.pid): each for each in held}.values())
+    """The processes of a table or a list, each once, whether or not its cards stand above it."""
+    held = [each for each in _holders_of_lines(log.lines) if each is not None]
+    return tuple(
+        {each.pid if each.card == NO_CARD else (each.card, each.pid): each for each in held}.values()
+    )
+
+
+def listed_processes(log: Log) -> dict[str, Interval]:
+    """Programs with their arguments, and what each holds, of a table of processes or of a list of them."""
+    return {each.name: each.size for each in listed_holders(log)}
 
 
 def _short_name(path: str) -> str:

@@ -87,19 +87,32 @@ def placed_sizes(log: Log) -> tuple[Interval, Interval, Interval] | None:
     return (sizes[0], sizes[1], sizes[2]) if len(sizes) == 3 and None not in sizes else None  # type: ignore[return-value]
 
 
-_FREE = re.compile(
-    rf"msg=\"gpumemory\"\S{{0,160}}?free=\"(?P<free>{NUMBER})(?P<unit>[KMG]iB)\""
-    rf"|memory\.available=\"\[(?P<listed>{NUMBER})(?P<listed_unit>[KMG]iB)\]\""
-)
+_FREE = (
+    re.compile(
+        rf"msg=\"gpumemory\"\S{{0,160}}?free=\"(?P<free>{NUMBER})(?P<unit>[KMG]iB)\""
+        rf"|memory\.available=\"\[(?P<listed>{NUMBER})(?P<listed_unit>[KMG]iB)\]\""
+    ),
+    re.compile(
+        rf"msg=\"inferencecompute\"(?!\S{{0,80}}library=cpu)\S{{0,400}}?total=\"{NUMBER}[KMG]iB\"available=\"(?P<free>{NUMBER})(?P<unit>[KMG]iB)\"(?P<listed>)(?P<listed_unit>)"
+    ),
+)  # fmt: skip
+"""What it says was free as it placed a model; else what it found as the server started (discover/types.go,
+LogDetails).
+"""
 
 
 def free_on_card(log: Log, place: int) -> Interval | None:
-    """What it found free on its one card as it began to load, before a place of ``squeezed``."""
-    found = {
-        (each["free"] or each["listed"], each["unit"] or each["listed_unit"])
-        for each in _FREE.finditer(log.squeezed, 0, place)
-    }
-    return printed_bytes(*found.pop()) if len(found) == 1 else None
+    """What it found free on its one card as it began to load, before a place of ``squeezed``; before that
+    what it found at its start.
+    """
+    for pattern in _FREE:
+        found = {
+            (each["free"] or each["listed"], each["unit"] or each["listed_unit"])
+            for each in pattern.finditer(log.squeezed, 0, place)
+        }
+        if found:
+            return printed_bytes(*found.pop()) if len(found) == 1 else None
+    return None
 
 
 def _short_system(message: Message, log: Log) -> Judgement:

@@ -1,18 +1,16 @@
-"""Servers and compilers that say in their own words that memory ran out, most without figures.
+"""Servers that say in their own words that memory ran out, most without figures.
 
 The sentences are those of text-generation-inference (server/text_generation_server/models/flash_causal_lm.py,
 warmup; backends/v3/src/lib.rs at 92fa7ac7, V3Error),
 TensorRT-LLM (cpp/include/tensorrt_llm/common/cudaUtils.h, check; tensorrt_llm/_torch/pyexecutor/
 py_executor_creator.py, _ExecutorMemoryMonitor), LM Studio, ExLlamaV2 (exllamav2/model.py,
-load_autosplit_gen), LMDeploy (src/turbomind/utils/cuda_utils.h, check;
-lmdeploy/pytorch/engine/executor/base.py) and Triton
-(python/triton/runtime/errors.py:19-28 at 0b057fca, OutOfResources).
+load_autosplit_gen) and LMDeploy (src/turbomind/utils/cuda_utils.h, check;
+lmdeploy/pytorch/engine/executor/base.py).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
@@ -20,10 +18,11 @@ from memsheet.diagnose.interval import Interval, at_least_words, printed_bytes, 
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages.stated import card_of, halved, smaller_share, stated_number, stated_share
 from memsheet.diagnose.named_cards import beyond_card
+from memsheet.frozen import NamedTuple, replace
 from memsheet.units import MIB
 
 SIGNS = (
-    b"prefill tokens", b"max_total_tokens=", b"CUDA runtime error in", b"Insufficient VRAM", b"out of resource", b"could not be created", b"insufficient system resources", b"[TM][", b"No enough gpu memory",
+    b"prefill tokens", b"max_total_tokens=", b"CUDA runtime error in", b"Insufficient VRAM", b"could not be created", b"insufficient system resources", b"[TM][", b"No enough gpu memory",
 )  # fmt: skip
 FRACTIONS = (
     "kv_cache_free_gpu_memory_fraction",
@@ -204,31 +203,68 @@ def _refused_by_guard(message: Message, _: Log) -> Judgement:
 
 
 _BLOCKS_TAKEN = re.compile(
-    r"\[BlockManager\]block_size=(?P<size>\d{1,5})MB.{0,400}?"
+    r"\[BlockManager\]block_size=(?P<size>\d{1,5}(?:\.\d{1,3})?)MB.{0,400}?"
     r"\[BlockManager\]max_block_count=(?P<count>\d{1,9})"
 )
 """What TurboMind says of its cache right before it takes the first chunk of it (src/turbomind/models/llama/
-BlockManager.cc, BlockManager).
+BlockManager.cc, BlockManager: whole MiB, cut off, in older releases, three decimals in later ones).
+"""
+_POOL_TAKEN = re.compile(
+    rf"Objectcachebudget:(?P<size>{NUMBER})MBfromfree(?P<free>{NUMBER})MBandratio(?P<share>{NUMBER})"
+)
+"""The same of its releases since 0.15, in MiB (InternLM/lmdeploy at 1263d5cd, src/turbomind/turbomind.cc,
+CreateEngine).
 """
 _READS_REQUESTS = re.compile(
-    r"\[ProcessInferRequests\]|\[Forward\]\[|Uvicornrunningon|Requestfor\d{1,19},received"
+    r"\[ProcessInferRequests\]|\[Forward\]\[|Uvicornrunningon|Requestfor\d{1,19},received|Warm-upfinishedin"
+    r"|Pleaseopenhttps?://\S{1,60}?inabrowserfordetailedapiusage|\"(?:POST|GET)/\S{1,60}?HTTP/1\.\d\"\d{3}"
 )
-"""What it and its HTTP server say once the cache stands (src/turbomind/models/llama/LlamaBatch.cc)."""
+"""What it and its HTTP server say once the cache stands (src/turbomind/models/llama/LlamaBatch.cc;
+src/turbomind/turbomind.cc, WarmUp; lmdeploy/serve, the server's hint and uvicorn's line of a request).
+"""
+
+
+class _Cache(NamedTuple):
+    """A cache that a server took: in words what of, where its line ends, its bytes, and what was left free."""
+
+    words: str
+    end: int
+    size: Interval
+    left: Interval | None = None
+
+
+def _cache_taken(log: Log, place: int) -> _Cache | None:
+    """TurboMind's cache, as its last line before a place says it."""
+    if pools := list(_POOL_TAKEN.finditer(log.squeezed, 0, place)):
+        size, free = (printed_bytes(pools[-1][name], "MiB") for name in ("size", "free"))
+        if size and free:
+            return _Cache(
+                f"{pools[-1]['share']} of what was free", pools[-1].end(), size, (free - size).positive
+            )
+    if not (blocks := list(_BLOCKS_TAKEN.finditer(log.squeezed, 0, place))):
+        return None
+    said, count = blocks[-1]["size"], int(blocks[-1]["count"])
+    block = (
+        printed_bytes(said, "MiB") if "." in said else Interval(int(said) * MIB, (int(said) + 1) * MIB - 1)
+    )
+    return _Cache(f"{count:,} blocks of {said} MiB", blocks[-1].end(), block.times(count)) if block else None
 
 
 def _refused_turbomind(message: Message, log: Log) -> Judgement:
     share = stated_share(log, message.line, "cache_max_entry_count")
     lower = smaller_share("--cache-max-entry-count", share, _OF_FREE)
     place = log.place_of(message.line)
-    taken = list(_BLOCKS_TAKEN.finditer(log.squeezed, 0, place))
-    if not taken or not _READS_REQUESTS.search(log.squeezed, taken[-1].end(), place):
+    cache = _cache_taken(log, place)
+    serves = cache is not None and _READS_REQUESTS.search(log.squeezed, cache.end, place) is not None
+    little = cache is not None and cache.left is not None and cache.left.high < OUTSIDE_MOST
+    if cache is None or not (serves or little):
         return replace(_refused_runtime(message, log), cures=lower)
-    size, count = (int(taken[-1][name]) for name in ("size", "count"))
-    whole = Interval(size * count * MIB, ((size + 1) * MIB - 1) * count)
+    left = f", which left {size_words(cache.left)}" if cache.left else ""
+    when = "stood, and the server read requests" if serves else "was taken"
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT,),
-        because=f"its cache of {count:,} blocks of {size} MiB, {at_least_words(whole)} at least, stood, and the server read requests: what is left beside "
-        "the cache is too little for what a pass of their tokens makes",
+        because=f"its cache of {cache.words}, {at_least_words(cache.size)} at least{left}, {when}: what is left beside the cache is too little for what a "
+        "pass of tokens makes",
         cures=(
             *lower,
             Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-prefill-token-num N"),
@@ -246,25 +282,6 @@ def _refused_split(_: Message, __: Log) -> Judgement:
             Cure(change="a shorter context", helps=MAYBE, where="max_seq_len"),
             Cure(change="a cache in fewer bits", helps=MAYBE, where="ExLlamaV2Cache_Q4"),
             Cure(change="weights in fewer bits, or over more cards", helps=MAYBE),
-        ),
-    )  # fmt: skip
-
-
-def _refused_kernel(message: Message, _: Log) -> Judgement:
-    needed, most = (int(message.words[name]) for name in ("needed", "most"))
-    what = "shared memory" if message.words["what"] == "sharedmemory" else message.words["what"]
-    sizes = (
-        f"{size_words(Interval(needed, needed))} of {what} of one multiprocessor, which has "
-        f"{size_words(Interval(most, most))}"
-        if what == "shared memory"
-        else f"{needed:,} of {what}, and the hardware has {most:,}"
-    )
-    return Judgement(
-        causes=(Cause.NOT_GPU_MEMORY,),
-        because=f"a compiled kernel wants {sizes}: no shortage of the card's memory",
-        cures=(
-            Cure(change="smaller blocks or fewer stages of that kernel", helps=MAYBE, where="BLOCK_M, BLOCK_N, num_stages"),
-            Cure(change="a smaller batch", helps=NO, why="a kernel's block is as large for any batch"),
         ),
     )  # fmt: skip
 
@@ -293,9 +310,8 @@ STAND_INS = (
 FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("length", re.compile(r"Notenoughmemorytohandle`?max_total_tokens`?=(?P<count>\d{1,9})"), _refused_length),
-    Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,60}?outofmemory"), _refused_turbomind),
+    Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,120}?outofmemory"), _refused_turbomind),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
     Form("runtime", re.compile(r"Noenoughgpumemoryfor(?:runtime|kvcache)"), _without_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
-    Form("kernel", re.compile(r"outofresource:(?P<what>[\w]{1,40}),Required:(?P<needed>\d{1,12}),Hardwarelimit:(?P<most>\d{1,12})"), _refused_kernel),
 )  # fmt: skip

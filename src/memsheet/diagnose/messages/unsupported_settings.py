@@ -21,6 +21,7 @@ from functools import cache
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Judgement, Message
+from memsheet.diagnose.messages.refused_together import judge_refused, refused_together
 from memsheet.diagnose.survived import goes_on
 from memsheet.frozen import NamedTuple, replace
 from memsheet.plan.engine_registry import PAGED_SERVER, find_engine
@@ -156,11 +157,24 @@ def _of_method(cure: Cure, said: Mapping[str, str | None]) -> Cure:
     )  # fmt: skip
 
 
+def _refused_in_any_words(log: Log) -> Message | None:
+    """The same of a line whose sentence nobody has written down here."""
+    refused = refused_together(log)
+    if refused is None or goes_on(log.lines[refused.line + 1 :]):
+        return None
+
+    def judge(_: Message, log: Log) -> Judgement:
+        judged = judge_refused(refused, log)
+        return replace(judged, cures=(*judged.cures, NO_BATCH))
+
+    return Message(kind="setting", line=refused.line, judge=judge)
+
+
 def refused_settings(log: Log) -> Message | None:
     """The first refusal of a text behind which the program does not go on, where there is one."""
     found = [(said.start(), one) for one in REFUSALS if (said := one.pattern.search(log.squeezed))]
     if not found:
-        return None
+        return _refused_in_any_words(log)
     place, refusal = min(found, key=lambda pair: pair[0])
     if goes_on(log.lines[log.line_at(place) + 1 :]):
         return None

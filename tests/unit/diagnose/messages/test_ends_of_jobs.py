@@ -93,7 +93,6 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("mmap", "RuntimeError: unable to mmap 4976698672 bytes from file <model-00001-of-00004.safetensors>: Cannot allocate memory (12)"),
         ("ds cpu adam", '  File "/x/deepspeed/runtime/zero/stage3.py", line 812, in _create_fp16_partitions_with_defragmentation\n    self.fp16_partitioned_groups_flat\n  File "/x/torch/_tensor.py"\nRuntimeError: [enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can\'t allocate memory: you tried to allocate 28991029248 bytes. Error code 12 (Cannot allocate memory)'),
         ("ray oom", "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\nMemory on the node (IP: 10.0.0.3, ID: abc) where the task (task ID: x, name=WorkerDict, pid=33, memory used=120.11GB) was running was 958.12GB / 1007.34GB (0.951133), which exceeds the memory usage threshold of 0.95."),
-        ("tpu vmem", "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for %custom-call. Scoped allocation with size 20.50M and limit 16.00M exceeded scoped vmem limit by 4.50M."),
         ("ollama sys", "Error: model requires more system memory (41.8 GiB) than is available (29.3 GiB)"),
         ("ollama killed", "Error: llama runner process has terminated: signal: killed"),
         ("de mem swap", "Der Rechner hat 16 GB RAM, beim Laden des Modells:\nGetötet"),
@@ -111,6 +110,9 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("lsf", "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit. Exited with exit code 137."),
         ("pbs", "=>> PBS: job killed: mem 67108864kb exceeded limit 62914560kb"),
         ("macos killed", "zsh: killed     python mlx_lora.py"),
+    ),
+    "unsupported_setting": (
+        ("tpu vmem", "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem while allocating on stack for %custom-call. Scoped allocation with size 20.50M and limit 16.00M exceeded scoped vmem limit by 4.50M."),
     ),
     "not_gpu_memory or limit_set": (
         ("rocm apu", "HIP out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 512.00 MiB of which 4.21 GiB is free."),

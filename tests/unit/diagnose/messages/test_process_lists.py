@@ -1,0 +1,64 @@
+"""Whoever lists the processes of a card, in whatever order and unit: each is read once, and named where a
+change is to look who holds it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from memsheet.diagnose.cleaned import cleaned_log
+from memsheet.diagnose.message import Cause
+from memsheet.diagnose.messages.nvidia_smi import listed_holders
+from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
+
+GIB = 2**30
+
+
+def found_in(*lines: str) -> Diagnosis:
+    return diagnose_texts({"log": "\n".join(lines)})
+
+
+OF_VLLM = "ValueError: Free memory on device (18.40/39.50 GiB) on startup is less than desired GPU memory utilization (0.9, 35.55 GiB)."
+OF_OLLAMA = """msg="inference compute" id=GPU-1 library=CUDA description="NVIDIA RTX A6000" total="48.0 GiB" available="2.1 GiB"
+ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9011.00 MiB on device 0: cudaMalloc failed: out of memory
+alloc_tensor_range: failed to allocate CUDA0 buffer of size 9448718336"""
+LISTS = {
+    "nvidia-smi's table": "|    0   N/A  N/A      4711      C   /opt/venv/bin/python                  20480MiB |",
+    "an older table": "|    0      4711      C   /opt/venv/bin/python                         20480MiB |",
+    "a query": "pid, process_name, used_gpu_memory [MiB]\n4711, /opt/venv/bin/python, 20480 MiB",
+    "a query without units": "pid, used_memory [MiB]\n4711, 20480",
+    "a query in another order": "gpu_uuid, used_gpu_memory [MiB], pid, name\nGPU-1a2b, 20480 MiB, 4711, python3 serve.py",
+    "a query without a header": "4711, python3 serve.py, 20480 MiB",
+    "gpustat": "[0] NVIDIA A100-SXM4-80GB | 45'C,   0 % | 21000 / 81920 MB | ana:python3/4711(20480M)",
+    "rocm-smi": "PID     PROCESS NAME    GPU(s)  VRAM USED       SDMA USED    CU OCCUPANCY\n4711    python3         1       21474836480     0            UNKNOWN",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LISTS.values(), ids=LISTS)
+def test_a_process_and_what_it_holds_are_read_once(text: str) -> None:
+    ((_, pid, _, size),) = listed_holders(cleaned_log([text], ()))
+    assert (pid, size.middle) == (4711, 20 * GIB)
+
+
+@pytest.mark.parametrize("text", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize("message", [OF_VLLM, OF_OLLAMA], ids=["vLLM", "Ollama"])
+def test_who_holds_a_card_is_named_where_a_change_is_to_look_for_it(text: str, message: str) -> None:
+    found = found_in(message, text)
+    assert found.cause is Cause.OTHER_PROCESS
+    assert any("4711" in cure.change for cure in found.cures if cure.where.startswith("nvidia-smi"))
+
+
+@pytest.mark.parametrize("text", [
+    "step, loss, pid\n1, 2.0, 4711", "epoch, name, 20 MiB", "pid, process_name, used_gpu_memory [MiB]\n", "[0] NVIDIA A100 | idle",
+])  # fmt: skip
+def test_a_table_of_something_else_lists_nobody(text: str) -> None:
+    assert not listed_holders(cleaned_log([text], ()))
+
+
+def test_what_ollama_found_on_the_host_is_no_card() -> None:
+    found = found_in(
+        'msg="inference compute" id=cpu library=cpu name=cpu total="32.0 GiB" available="2.1 GiB"',
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9011.00 MiB on device 0: cudaMalloc failed: out of memory",
+        "alloc_tensor_range: failed to allocate CUDA0 buffer of size 9448718336",
+    )  # fmt: skip
+    assert found.cause is Cause.UNKNOWN
