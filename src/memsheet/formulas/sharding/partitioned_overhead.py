@@ -5,6 +5,7 @@ gathered ahead.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from memsheet.arith import Count, at_least, maximum, minimum, where
 from memsheet.formulas.groups import Group, StageLayers
@@ -248,6 +249,7 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     def fetched(remaining: Count) -> BytesByPath:
         return gathered_bag(zero, remaining, biggest)
 
+    @cache  # asked about again at every length
     def during(run: int, repetition: int) -> BytesByPath:
         moment = [
             (1, flush_peak_rows(zero, (run, repetition), made, EMPTY)),
@@ -256,13 +258,13 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
         ]
         return merge_moment(moment)
 
-    whole = fetched(everything)
+    whole, head = fetched(everything), stage.head.name if stage.head else None
     return ShardingOverhead(
         always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]),
         between=persistent_parameter_rows(zero),
         entering=lambda *_: whole,
         forward=lambda *_: whole,
-        holds=lambda group: whole if group is stage.head else EMPTY,
+        holds=lambda group: whole if group.name == head else EMPTY,
         during=during,
         stops=peak_flush_places(made),
     )
