@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from memsheet.arith import Count, where
 from memsheet.errors import input_error
 from memsheet.formulas.model_code import engine_for, model_code
+from memsheet.formulas.pipeline import chunk_models
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
@@ -188,8 +189,9 @@ def deciding_stages(model: ModelSpec, plan: Plan) -> dict[int, tuple[int, ...]]:
     these the first keeps most micro-batches. The last stage stands alone.
     """
     last, found, layers = plan.mesh.pp - 1, dict[int, tuple[int, ...]](), dict[int, Any]()
+    built = model_code(engine_for(model, plan).layers).built(model, plan)
     for stage in range(plan.mesh.pp):
-        own = [chunk.stacks for chunk in rank_of(model, plan, stage).chunks]
+        own = [chunk.stacks for chunk in chunk_models(built, plan, stage)]
         first = next((one for one, held in layers.items() if held == own), stage) if stage < last else last
         found[first] = (*found[first], stage) if first != stage else ()
         layers.setdefault(first, own)
@@ -241,17 +243,17 @@ def step_peak_bytes(model: ModelSpec, plan: Plan, cluster: Cluster, stage: int) 
     """The peaks of the sheet that ``account_rank`` makes of a training step by shares of slack, without its
     items. Raises InputError as that does.
     """
-    tensors = sums_of(rank_of(model, plan, stage), plan).tensors
-    outside = outside_tensors(plan, cluster, dict(tensors))
+    from memsheet.formulas.step import account_training_step
 
-    def peak(without: tuple[Component, ...]) -> Count:
-        counted = [item for item in outside if item.component not in without]
-        return max(
-            size + sum(item.at[instant].value for item in counted if instant in item.at)
-            for instant, size in tensors.items()
-        )
-
-    return PeakBytes(allocated=peak(OUTSIDE_TENSORS), reserved=peak(OUTSIDE_ALLOCATOR), device=peak(()))
+    step = account_training_step(rank_of(model, plan, stage), plan, engine_for(model, plan))
+    tensors = {instant: bag.total for instant, bag in step.bags.items()}
+    peaks = dict.fromkeys((OUTSIDE_TENSORS, OUTSIDE_ALLOCATOR, ()), 0)
+    outside = outside_tensors(plan, cluster, tensors)
+    for instant, size in tensors.items():
+        for without, most in peaks.items():
+            counted = [item.at[instant].value for item in outside if item.component not in without]
+            peaks[without] = max(most, sum(counted, size))
+    return PeakBytes(allocated=peaks[OUTSIDE_TENSORS], reserved=peaks[OUTSIDE_ALLOCATOR], device=peaks[()])
 
 
 def sums_of(rank: Rank, plan: Plan) -> Sums:

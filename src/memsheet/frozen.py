@@ -38,9 +38,7 @@ else:
     def replace(held: Any, /, **changes: Any) -> Any:
         """As ``dataclasses.replace``: another object, made with ``changes`` in place of what this one has."""
         made = held.__class__
-        copied = _copiers.get(made)
-        if copied is None:
-            copied = _copiers[made] = _copier_when_usual(made)
+        copied = _copiers[made] if made in _copiers else _copiers.setdefault(made, _copier_when_usual(made))
         return copied(held, changes)
 
     class _NamedTupleMeta(type):
@@ -290,10 +288,10 @@ def _slot_copier(made: Any, names: list[str], by_fields: Copier) -> Copier:
     same = _compile_method(made, "def _same(held):", lines, known)
 
     def copied(held: Any, changes: dict[str, Any]) -> Any:
-        if not changes.keys() <= puts.keys():
-            return by_fields(held, changes)  # which refuses them
         found = same(held)
         for name, value in changes.items():
+            if name not in puts:
+                return by_fields(held, changes)  # which refuses it
             puts[name](found, value)
         return found
 

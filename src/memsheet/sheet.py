@@ -7,7 +7,7 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from memsheet.arith import Count, is_zero, maximum, minimum
+from memsheet.arith import Count, maximum, minimum
 from memsheet.frozen import dataclass, field
 from memsheet.patterns import late_pattern
 from memsheet.references import Reference
@@ -150,11 +150,13 @@ class Bytes:
 
     def with_margin(self, margin: Count) -> Bytes:
         """The range that reaches so many bytes to either side, where it does not reach further already."""
-        if is_zero(margin):
+        if type(margin) is int and not margin:
             return self
-        return Bytes(
-            minimum(self.low, self.value - margin), self.value, maximum(self.high, self.value + margin)
-        )
+        low, high = self.value - margin, self.value + margin
+        if type(self.low) is type(low) is int and type(self.high) is type(high) is int:
+            reaches = self.low <= low and high <= self.high
+            return self if reaches else Bytes(min(self.low, low), self.value, max(self.high, high))
+        return Bytes(minimum(self.low, low), self.value, maximum(self.high, high))
 
     def with_ends_of(self, other: Bytes) -> Bytes:
         """What is expected of this one, with the ends of both."""
@@ -304,7 +306,7 @@ class Sheet:
         None  # all of them when backward has ended, which no instant's high-water mark need show
     )
     _sums: ByComponent = field(default_factory=dict, init=False, repr=False, compare=False)
-    _found: dict[tuple[Instant, tuple[Component, ...]], Bytes] = field(
+    _found: dict[tuple[Component, ...], dict[Instant, Bytes]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -345,18 +347,17 @@ class Sheet:
         """Bytes at an instant; by default those of tensors (allocated). Where a training step is predicted
         the range is no narrower than ``AGREEMENT_PER_MILLE`` of what formulas describe, each way.
         """
-        key = instant, without
-        if key not in self._found:
-            self._found[key] = self._bytes_at(*key)
-        return self._found[key]
+        return self._totals(without).get(instant, NOTHING)
 
-    def _bytes_at(self, instant: Instant, without: tuple[Component, ...]) -> Bytes:
-        row = self.sums().get(instant, {})
-        size = sum_byte_ranges(size for component, size in row.items() if component not in without)
-        if self.witness is not Witness.PREDICTED or not self._trains():
-            return size
-        described = sum([row[each].value for each in DESCRIBED if each in row and each not in without])
-        return size.with_margin(described * AGREEMENT_PER_MILLE // 1000)
+    def _totals(self, without: tuple[Component, ...]) -> dict[Instant, Bytes]:
+        """Bytes of every instant, but for those of some components; computed once."""
+        found = self._found.get(without)
+        if found is None:
+            share = AGREEMENT_PER_MILLE if self.witness is Witness.PREDICTED and self._trains() else 0
+            found = self._found[without] = {
+                instant: _row_total(row, without, share) for instant, row in self.sums().items()
+            }
+        return found
 
     def _trains(self) -> bool:
         """Whether it is of a training, in one of its phases at least."""
@@ -367,15 +368,16 @@ class Sheet:
 
     @property
     def peak_instant(self) -> Instant:
-        return max(self.instants, key=lambda i: self.at(i).value)
+        sizes = self._totals(OUTSIDE_TENSORS)
+        return max(sizes, key=lambda i: sizes[i].value)
 
     def _peak(self, without: tuple[Component, ...]) -> Bytes:
         """The range of the peak: each end is the largest over instants, for another instant than the expected
         one may reach higher.
         """
-        sizes = [self.at(instant, without=without) for instant in self.instants]
+        sizes = self._totals(without).values()
         return Bytes(
-            max(s.low for s in sizes), max(s.value for s in sizes), max(s.high for s in sizes)
+            max([s.low for s in sizes]), max([s.value for s in sizes]), max([s.high for s in sizes])
         ).ordered
 
     @property
@@ -429,6 +431,22 @@ class Sheet:
             if component in row and instant not in within
         ]
         return max(*sizes, ended or NOTHING, NOTHING, key=lambda size: size.value)
+
+
+def _row_total(row: Mapping[Component, Bytes], without: tuple[Component, ...], per_mille: int) -> Bytes:
+    """Bytes of an instant by component, added up; the range is no narrower than ``per_mille`` of what
+    formulas describe, each way.
+    """
+    low: Count = 0
+    value: Count = 0
+    high: Count = 0
+    described: Count = 0
+    for component, size in row.items():
+        if component not in without:
+            low, value, high = low + size.low, value + size.value, high + size.high
+            described = described + size.value if component in DESCRIBED else described
+    total = Bytes(low, value, high)
+    return total.with_margin(described * per_mille // 1000) if per_mille else total
 
 
 def bytes_by_module(

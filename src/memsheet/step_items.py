@@ -66,20 +66,9 @@ def _step_sums(step: Trained, outside: Sequence[Item]) -> ByComponent:
 
 def _component_sums(step: Trained, instant: Instant) -> dict[Component, Bytes]:
     """Bytes of the tensors of an instant by component, each with the ends of its range."""
-    held, ranges, row = step.bags[instant].held, step.kept.ranges, dict[Component, Bytes]()
+    held, ranges = step.bags[instant].held, step.kept.ranges
     if step.low is not None and step.high is not None:
-        low, high = step.low[instant].held, step.high[instant].held
-        parts = (
-            (key, held.get(key, 0), ranges.get(key) or (low.get(key, 0), high.get(key, 0)))
-            for key in {**held, **high}
-        )
-        ranged: dict[Component, list[Bytes]] = {}
-        for (component, _), size, (least, most) in parts:
-            exact = least is size and most is size
-            one = Bytes(size, size, size) if exact else ordered_byte_range(size, least, most)
-            if is_array(one.value) or is_array(one.high) or one != NOTHING:
-                ranged.setdefault(component, []).append(one)
-        return {component: sum_byte_ranges(sizes) for component, sizes in ranged.items()}
+        return _ranged_sums(held, step.low[instant].held, step.high[instant].held, ranges)
     sums = defaultdict[Component, Count](int)
     for (component, _), size in held.items():
         sums[component] += size
@@ -90,6 +79,31 @@ def _component_sums(step: Trained, instant: Instant) -> dict[Component, Bytes]:
             one = ordered_byte_range(size, *ranges[key])
             row[key[0]] = Bytes(of.low - (size - one.low), of.value, of.high + (one.high - size))
     return row
+
+
+def _ranged_sums(
+    held: Mapping[Key, Count],
+    low: Mapping[Key, Count],
+    high: Mapping[Key, Count],
+    ranges: Mapping[Key, tuple[Count, Count]],
+) -> dict[Component, Bytes]:
+    """Bytes by component of what is ``held``, with the ends that the same parts have in two other accounts of
+    the step, or in ``ranges``.
+    """
+    none: dict[Key, Count] = dict.fromkeys({**held, **high}, 0)
+    sizes, lows, highs = {**none, **held}, {**none, **low}, {**none, **high}
+    sums = defaultdict[Component, tuple[Count, Count, Count]](lambda: (0, 0, 0))
+    for key in none:
+        size, least, most = sizes[key], lows[key], highs[key]
+        if key in ranges:
+            least, most = ranges[key]
+        if not type(size) is type(least) is type(most) is int or not least == size == most:
+            least, most = minimum(least, size), maximum(most, size)
+        elif not size:
+            continue
+        below, value, above = sums[key[0]]
+        sums[key[0]] = below + least, value + size, above + most
+    return {component: Bytes(*ends) for component, ends in sums.items()}
 
 
 def bag_items(

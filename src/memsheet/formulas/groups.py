@@ -27,6 +27,7 @@ from memsheet.frozen import dataclass, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec, Norm, Role, Stack, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode
+from memsheet.sheet import Component
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +63,7 @@ class Layers:
         return BytesByPath.of(pair for group in self.pattern for pair in group.part.retained.held.items())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StageLayers:
     """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the
     first run of layers that words pass through; those before it are a tower's. ``end``: masks that are there
@@ -83,6 +84,20 @@ class StageLayers:
     graded: bool = False
     idle_ends: tuple[str, ...] = ()
     outer_norms: tuple[HeldTensor, ...] = ()
+
+    @cached_property
+    def entered_input(self) -> BytesByPath:
+        """The input that the first layer keeps, by the name of the embeddings that made it."""
+        if self.embeddings is None or not self.layers:
+            return EMPTY
+        first = self.layers[0].pattern[0].part
+        if not first.keeps_input:
+            return EMPTY
+        saved, output = Component.SAVED_ACTIVATIONS, f"{self.embeddings.first_module}/output"
+        kept = [(path, size) for (_, path), size in first.arriving.held.items()]
+        return BytesByPath.of(
+            [*(((saved, output), size) for _, size in kept), *(((saved, path), -size) for path, size in kept)]
+        )
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""

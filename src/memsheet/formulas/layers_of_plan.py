@@ -48,7 +48,7 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     for known in _recent:
         if known.engine is engine and known.number == number and equal_plans(known.plan, own):
             return known
-    found = LayersOfPlan(own, engine, number, number_of_plans(own))
+    found = LayersOfPlan(own, engine, number, number_of_plans(own) if number is None else 1)
     kept, places = [found], found.places
     for known in _recent[: MOST_PLANS - 1]:
         places += known.places

@@ -66,20 +66,8 @@ def _embeddings_kept(step: Step, *, entered: bool) -> list[tuple[Count, BytesByP
     first = step.walk.embeddings
     if first is None:
         return []
-    renamed = [(1, _output_of(first, step.walk.layers[0].pattern[0]))] if entered and step.walk.layers else []
+    renamed = [(1, step.walk.entered_input)] if entered and step.walk.layers else []
     return [(1, first.part.retained), (1, step.around.holds(first)), *renamed]
-
-
-def _output_of(embeddings: Group, layer: Group) -> BytesByPath:
-    """The first layer's kept input, named anew."""
-    if not layer.part.keeps_input:
-        return EMPTY
-    names = {path: f"{embeddings.first_module}/output" for _, path in layer.part.arriving.held}
-    saved = Component.SAVED_ACTIVATIONS
-    pairs = [((saved, names[path]), size) for (_, path), size in layer.part.arriving.held.items()]
-    return BytesByPath.of(
-        [*pairs, *(((saved, path), -size) for (_, path), size in layer.part.arriving.held.items())]
-    )
 
 
 def all_kept(step: Step) -> list[tuple[Count, BytesByPath]]:

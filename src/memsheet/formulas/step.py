@@ -29,7 +29,7 @@ from memsheet.formulas.recompute_segments import recompute_segments
 from memsheet.formulas.resident_layers import everything_kept
 from memsheet.formulas.sharding.algorithm import algorithm_of
 from memsheet.formulas.sharding.resident_state import ResidentState
-from memsheet.formulas.sharding.states_of_plan import RecentStates
+from memsheet.formulas.sharding.states_of_plan import RecentStates, plan_of_any_length
 from memsheet.formulas.stage_buffers import warm_and_steady, with_stage_buffers
 from memsheet.formulas.tapes.bytes_by_path import (
     BytesByPath,
@@ -349,7 +349,9 @@ def _chunk_walks_and_states(
         rank.chunks, lambda chunk: algorithm.walk(chunk, plan, engine), known=bool(rank.orders)
     )
     if known is None and algorithm.state_alone is not None:
-        known = _recent_states.made_of(rank.model, plan, partial(algorithm.state_alone, rank.model))
+        of_any = plan_of_any_length(plan)
+        known = _recent_states.made_of(rank.model, of_any, partial(algorithm.state_alone, rank.model))
+        known = known if of_any is plan else algorithm.with_lengths(known, rank.model, plan)
     return walks, known or algorithm.resident_state(rank.model, plan, engine, walks[0])
 
 

@@ -356,7 +356,7 @@ class Stack:
 
     @property
     def layers(self) -> int:
-        return sum(len(run.pattern) * run.count for run in self.runs)
+        return sum([len(run.pattern) * run.count for run in self.runs])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -477,7 +477,7 @@ class ModelSpec:
     @property
     def layers(self) -> int:
         """Layers of all stacks."""
-        return sum(stack.layers for stack in self.stacks)
+        return sum([stack.layers for stack in self.stacks])
 
     def blocks(self) -> tuple[Block, ...]:
         """The blocks of all runs in order, each once however often it is repeated."""

@@ -20,6 +20,8 @@ class RecomputeMode(Enum):
     SELECTIVE = "selective"
     FULL = "full"
 
+    __hash__ = object.__hash__  # see sheet.Component
+
 
 class AttentionKind(Enum):
     EAGER = "eager"
@@ -28,12 +30,16 @@ class AttentionKind(Enum):
     CUDNN = "cudnn"
     XFORMERS = "xformers"  # memory_efficient_attention of the xformers package
 
+    __hash__ = object.__hash__  # see sheet.Component
+
 
 class Loss(Enum):
     PLAIN = "plain"
     FUSED = "fused"
     CHUNKED = "chunked"
     VOCAB_PARALLEL = "vocab_parallel"
+
+    __hash__ = object.__hash__  # see sheet.Component
 
 
 class ContextParallel(Enum):
@@ -42,6 +48,8 @@ class ContextParallel(Enum):
     RING = "ring"
     ALL_GATHER = "all_gather"
     ALL_TO_ALL = "all_to_all"
+
+    __hash__ = object.__hash__  # see sheet.Component
 
 
 class OptimizerName(Enum):
@@ -94,12 +102,16 @@ class Implementation(Enum):
     DISTRIBUTED = "distributed"
     TRANSFORMERS = packages.TRANSFORMERS  # its own AdamW
 
+    __hash__ = object.__hash__  # see sheet.Component
+
 
 class GradientSync(Enum):
     """Which micro-batches of a step reduce gradients over the ranks that share parameters."""
 
     EVERY = "every"
     LAST = "last"
+
+    __hash__ = object.__hash__  # see sheet.Component
 
 
 class AdapterKind(Enum):
@@ -122,6 +134,8 @@ class AdapterKind(Enum):
     P_TUNING = "p-tuning"  # the same, made by a small network
     PREFIX_TUNING = "prefix-tuning"  # learned keys and values before those of every layer
     PROJECTED_PREFIX = "prefix-projection"  # the same, made by a small network
+
+    __hash__ = object.__hash__  # see sheet.Component
 
     @property
     def prompts(self) -> bool:
@@ -161,6 +175,8 @@ class Schedule(Enum):
     ZERO_BUBBLE = "zero_bubble"
     DUALPIPE = "dualpipe"
     NAIVE = "naive"  # one process, whose cards work one after another
+
+    __hash__ = object.__hash__  # see sheet.Component
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +344,8 @@ class Spread(Enum):
     EXPECTED = "expected"
     UNEVEN = "uneven"  # as uneven as trained routers were found to be
     WORST = "worst"
+
+    __hash__ = object.__hash__  # see sheet.Component
 
 
 ENDS_OF_ROUTING = (Spread.EXPECTED, Spread.BALANCED, Spread.WORST)

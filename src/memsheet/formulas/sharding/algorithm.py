@@ -46,7 +46,8 @@ class Algorithm:
     ``check``: raises InputError for what it does not have, or what is not modelled of it. ``walk``: layers of
     a part of a model, with what becomes of their gradients. ``resident_state``: what a rank keeps through a
     step, overhead around the layers included. ``state_alone``: the same without a walk, where layers do not
-    decide it. ``parameter_shard``: elements of a parameter that a rank keeps between steps. ``bare_states``:
+    decide it; ``with_lengths``: one that was made for a plan of any length, with what lengths decide of it.
+    ``parameter_shard``: elements of a parameter that a rank keeps between steps. ``bare_states``:
     states of so many parameters of which nothing else is known; ``bare_host``: of them, on the host;
     ``bare_ranges``: what of them the engine's configuration leaves open. ``offloads_apart``: parameters and
     states go to the host one without the other.
@@ -57,6 +58,7 @@ class Algorithm:
     bare_states: Callable[[int, Plan, Engine], Steps]
     check: Callable[[Plan], None] = lambda _: None
     state_alone: Callable[[ModelSpec, Plan], ResidentState] | None = None
+    with_lengths: Callable[[ResidentState, ModelSpec, Plan], ResidentState] = lambda kept, *_: kept
     parameter_shard: Callable[[HeldTensor, Plan], Count] = whole_parameter
     bare_host: Callable[[int, Plan], Host] = lambda *_: Host()
     bare_ranges: Callable[[int, Plan, Engine], Ranges] = lambda *_: {}

@@ -14,11 +14,14 @@ from memsheet.formulas.groups import Group, StageLayers, walk_stage_layers
 from memsheet.formulas.inputs import microbatch_inputs
 from memsheet.formulas.sharding.algorithm import Algorithm, Traffic
 from memsheet.formulas.sharding.division import Division, Shards
+from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.resident_state import Host, ResidentState, with_added_states
+from memsheet.formulas.sharding.states_of_plan import NOTHING_RECOMPUTED, RecentStates, plan_of_any_length
 from memsheet.formulas.states.gradients import (
     UNSYNCED,
     UNSYNCED_NOTE,
     accumulates_gradients,
+    gradient_bag,
     master_copy_step_moments,
     reduces_surely_every,
     reduces_surely_last,
@@ -34,7 +37,7 @@ from memsheet.formulas.states.optimizers import (
     step_temporaries,
 )
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
-from memsheet.frozen import replace
+from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
@@ -64,24 +67,33 @@ def _tensor_walk(how: Division, model: ModelSpec, plan: Plan, engine: Engine) ->
     return walk_stage_layers(model, plan, engine, release=release)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StatesAlone:
+    """What a rank keeps whatever lengths its sequences have and whatever its layers do: ``parameters``,
+    ``shards`` of those that train and the ``scratch`` of a step beside their gradients. ``kept``: what is
+    there without layers; its ``resident`` is what waits of earlier micro-batches beside gradients, its
+    ``gradients`` are empty where an algorithm says them of layers.
+    """
+
+    parameters: tuple[HeldTensor, ...]
+    shards: Shards
+    scratch: tuple[BytesByPath, ...]
+    kept: ResidentState
+
+
 def _tensor_state(
     how: Division, model: ModelSpec, plan: Plan, engine: Engine, stage: StageLayers
 ) -> ResidentState:
     """What a rank keeps through a step."""
-    parameters = tuple(held_tensors(model, plan))
-    shards = tuple((h, how.shard(h, plan)) for h in parameters if h.trains)
-    if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
-        raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
-    kept = _state_on_device(how, model, plan, engine, stage, parameters, shards)
+    alone = _recent_alone.made_of(model, plan, lambda own: _states_alone(how, model, own, engine), engine)
+    kept = _around_layers(how, alone, plan, engine, stage)
     if how.root_weights is not None and (model.towers or model.recording):
-        alone = None if stage.tied or plan.adapter else stage.embeddings
-        kept = _beside_root(kept, how.root_weights(model, plan), alone)
+        table = None if stage.tied or plan.adapter else stage.embeddings
+        kept = _beside_root(kept, how.root_weights(model, plan), table)
     if how.beside_gradients is not None and model.recording and not plan.optimizer_in_backward:
         kept = _with_gradients(kept, how.beside_gradients(model, plan))
-    if model.towers or engine.trains_towers:
-        kept = _with_idle(how, kept, model, plan)
     if how.offloaded is not None and (plan.offload.parameters or plan.offload.optimizer):
-        kept = how.offloaded(kept, plan, stage, parameters)
+        kept = how.offloaded(kept, plan, stage, alone.parameters)
     if (
         plan.schedule is Schedule.NAIVE and not model.embeddings.weights
     ):  # inputs are where they are looked up
@@ -89,36 +101,68 @@ def _tensor_state(
     return with_added_states(kept, microbatch_inputs(model, plan))
 
 
-def _state_on_device(
-    how: Division,
-    model: ModelSpec,
-    plan: Plan,
-    engine: Engine,
-    stage: StageLayers,
-    parameters: tuple[HeldTensor, ...],
-    shards: Shards,
-) -> ResidentState:
-    """What is there before anything goes to the host. ``shards``: what trains, and how much of it is here."""
-    adds, gradients = accumulates_gradients(plan, engine), how.gradients(stage, shards, plan)
+def plan_of_tensors(plan: Plan) -> Plan:
+    """A plan without what no share of a tensor knows: what is recomputed, and lengths. Of the loss some do,
+    which reduces a head's gradient before backward begins.
+    """
+    return plan_of_any_length(replace(plan, recompute=NOTHING_RECOMPUTED))
+
+
+_recent_alone: RecentStates[StatesAlone] = RecentStates(32, 1 << 15, plan_of_tensors)
+
+
+def _states_alone(how: Division, model: ModelSpec, plan: Plan, engine: Engine) -> StatesAlone:
+    """What is there before anything goes to the host. Raises InputError for an optimizer that does not take
+    the tensors.
+    """
+    parameters = tuple(held_tensors(model, plan))
+    shards = tuple((h, how.shard(h, plan)) for h in parameters if h.trains)
+    if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
+        raise_if_problems(adam_mini_problems((h for h, _ in shards), model))
     reduces_last = reduces_surely_last(plan, engine)
-    waits = adds and how.waiting is not None and not reduces_surely_every(plan, engine)
+    waits = (
+        how.waiting is not None
+        and accumulates_gradients(plan, engine)
+        and not reduces_surely_every(plan, engine)
+    )
     whole = how.waiting(parameters, plan) if waits and how.waiting is not None else 0
     unsynced = {UNSYNCED: (0, whole)} if waits and not reduces_last else {}
-    waiting = BytesByPath.of([(UNSYNCED, whole if reduces_last else 0)] if waits else [])
-    return ResidentState(
+    kept = ResidentState(
         states=_resident_state_rows(how, model, plan, engine, parameters, shards),
-        around=how.overhead(plan, engine, parameters, stage),
-        resident=merge_moment([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if adds else EMPTY,
-        at_step=_at_step(how, shards, gradients, plan, engine),
-        gradients=EMPTY if plan.optimizer_in_backward else gradients,
+        around=ShardingOverhead(),
+        resident=BytesByPath.of([(UNSYNCED, whole if reduces_last else 0)] if waits else []),
+        at_step=EMPTY,
+        gradients=gradient_bag(shards, plan) if how.gradients is None else EMPTY,
         ranges=unsynced,
         notes=(
             *_training_step_notes(plan, engine, unsynced),
             *how.notes(model),
             *how.padding_notes(parameters, plan),
         ),
-        host=Host(pinned=stage.hosted()),
         paged=0 if plan.offload.optimizer else paged_states(shards, plan),
+    )
+    if model.towers or engine.trains_towers:
+        kept = _with_idle(how, kept, model, plan)
+    return StatesAlone(parameters, shards, _step_scratch(how, shards, plan, engine), kept)
+
+
+def _around_layers(
+    how: Division, alone: StatesAlone, plan: Plan, engine: Engine, stage: StageLayers
+) -> ResidentState:
+    """With what layers make of it: overhead around them, and gradients."""
+    kept = alone.kept
+    gradients = kept.gradients if how.gradients is None else how.gradients(stage, plan)
+    resident = EMPTY
+    if accumulates_gradients(plan, engine):
+        earlier = EMPTY if reduces_surely_last(plan, engine) else gradients
+        resident = merge_moment([(1, earlier), (1, kept.resident)])
+    return replace(
+        kept,
+        around=how.overhead(plan, engine, alone.parameters, stage),
+        resident=resident,
+        at_step=_at_step(how, alone.scratch, gradients, plan),
+        gradients=EMPTY if plan.optimizer_in_backward else gradients,
+        host=Host(pinned=stage.hosted()),
     )
 
 
@@ -140,16 +184,27 @@ def _resident_state_rows(
     return BytesByPath.of([*pairs, *scaler_states(plan, engine).held.items()])
 
 
+def _step_scratch(how: Division, shards: Shards, plan: Plan, engine: Engine) -> tuple[BytesByPath, ...]:
+    """What the optimizer's work takes: candidates, gradients among them, where it raises these to copies of
+    another precision; else what is there beside them all.
+    """
+    if plan.optimizer_in_backward:
+        return ()
+    if plan.precision.master_weights is not None and how.raises_gradients:
+        return tuple(master_copy_step_moments(shards, plan))
+    scratch = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
+    return scratch, grad_unscale_rows(plan, engine)
+
+
 def _at_step(
-    how: Division, shards: Shards, gradients: BytesByPath, plan: Plan, engine: Engine
+    how: Division, scratch: tuple[BytesByPath, ...], gradients: BytesByPath, plan: Plan
 ) -> BytesByPath:
     """Gradients and scratch while the optimizer works."""
     if plan.optimizer_in_backward:
         return EMPTY
     if plan.precision.master_weights is not None and how.raises_gradients:
-        return largest_moment_rows([[(1, moment)] for moment in master_copy_step_moments(shards, plan)])
-    scratch = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
-    return merge_moment([(1, gradients), (1, scratch), (1, grad_unscale_rows(plan, engine))])
+        return largest_moment_rows([[(1, moment)] for moment in scratch])
+    return merge_moment([(1, gradients), *((1, rows) for rows in scratch)])
 
 
 def _training_step_notes(plan: Plan, engine: Engine, unsynced: Mapping[Key, object]) -> Iterator[str]:

@@ -137,6 +137,17 @@ def distributed_optimizer_state(spec: ModelSpec, plan: Plan) -> ResidentState:
     )
 
 
+def _with_lengths(kept: ResidentState, spec: ModelSpec, plan: Plan) -> ResidentState:
+    """States of a plan of any length, with what is as large as a micro-batch."""
+    rows = [
+        *_microbatch_input_rows(plan),
+        *_sequence_gather_buffer(spec, plan),
+        *_attention_score_buffer(spec, plan),
+    ]
+    ends = {DISPATCH: (0, dispatch_buffers(spec, plan))} if plan.routing is not None else {}
+    return replace(kept, states=kept.states.with_rows(rows), ranges={**kept.ranges, **ends})
+
+
 STEP: Key = (Component.TEMPORARIES, "optimizer")
 
 
@@ -496,6 +507,7 @@ ALGORITHM = Algorithm(
     walk=lambda spec, plan, engine: walk_stage_layers(spec, plan, engine, release=True),
     resident_state=lambda spec, plan, *_: distributed_optimizer_state(spec, plan),
     state_alone=distributed_optimizer_state,
+    with_lengths=_with_lengths,
     bare_states=_bare_states,
     traffic=Traffic(beside_backward=False),  # --overlap-grad-reduce is off unless one asks for it
 )

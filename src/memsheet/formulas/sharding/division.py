@@ -8,7 +8,6 @@ from memsheet.arith import Count
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.resident_state import ResidentState
-from memsheet.formulas.states.gradients import gradient_bag
 from memsheet.formulas.states.held import HeldTensor, whole_parameter
 from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.frozen import dataclass
@@ -33,27 +32,23 @@ Shards = tuple[tuple[HeldTensor, Count], ...]
 """Tensors that train, and how much of each a rank keeps."""
 
 
-def _every_gradient(_: StageLayers, shards: Shards, plan: Plan) -> BytesByPath:
-    return gradient_bag(shards, plan)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Division:
     """``overhead``: around the layers. ``shard``: elements of a tensor that a rank keeps. ``gradients``: all
-    of them, as they stand before the optimizer's step. ``waiting``: bytes of whole gradients, where they may
-    wait for the last micro-batch. ``gathered``: elements of a tensor that stays whole from forward to
-    backward. ``offloaded``: what is left of a state whose parameters or optimizer are on the host.
-    ``root_weights``: what stands around the layers in no group of its own; ``beside_gradients``: gradients
-    of what is in no part of a model that its code tells apart. ``accumulates_whole``:
-    whether autograd adds a gradient, as soon as it is made, to one that is there. ``raises_gradients``: to
-    the copies' precision, before those are stepped.
-    ``keeps_reduced``: gradients that went to the host stay on the device until backward is over. ``notes``:
-    what a reader of the sheet is told of a model's division.
+    of them, as they stand before the optimizer's step, where layers decide them; None: each tensor's shard.
+    ``waiting``: bytes of whole gradients, where they may wait for the last micro-batch. ``gathered``:
+    elements of a tensor that stays whole from forward to backward. ``offloaded``: what is left of a state
+    whose parameters or optimizer are on the host. ``root_weights``: what stands around the layers in no group
+    of its own; ``beside_gradients``: gradients of what is in no part of a model that its code tells apart.
+    ``accumulates_whole``: whether autograd adds a gradient, as soon as it is made, to one that is there.
+    ``raises_gradients``: to the copies' precision, before those are stepped. ``keeps_reduced``: gradients
+    that went to the host stay on the device until backward is over. ``notes``: what a reader of the sheet is
+    told of a model's division.
     """
 
     overhead: Callable[[Plan, Engine, tuple[HeldTensor, ...], StageLayers], ShardingOverhead]
     shard: Callable[[HeldTensor, Plan], Count] = whole_parameter
-    gradients: Callable[[StageLayers, Shards, Plan], BytesByPath] = _every_gradient
+    gradients: Callable[[StageLayers, Plan], BytesByPath] | None = None
     waiting: Callable[[tuple[HeldTensor, ...], Plan], Count] | None = None
     gathered: Callable[[HeldTensor, Plan], Count] | None = None
     offloaded: Callable[[ResidentState, Plan, StageLayers, tuple[HeldTensor, ...]], ResidentState] | None = (

@@ -37,6 +37,7 @@ from memsheet.formulas.sharding.resident_state import (
     with_added_states,
     with_hosted_activations,
 )
+from memsheet.formulas.sharding.states_of_plan import RecentStates, plan_of_any_length
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.states.optimizers import paged_bytes
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, merge_moment
@@ -73,9 +74,16 @@ def partitioned_state(
     spec: ModelSpec, plan: Plan, stage: StageLayers, buckets: Buckets = BUCKETS
 ) -> ResidentState:
     """Everything DeepSpeed keeps on a rank through a step."""
+    return _states_around(spec, plan, stage, buckets)[1]
+
+
+def _states_around(
+    spec: ModelSpec, plan: Plan, stage: StageLayers, buckets: Buckets = BUCKETS
+) -> tuple[Zero, ResidentState]:
+    """What DeepSpeed divides, and what it keeps of that."""
     zero = zero_of(plan, tuple(held_tensors(spec, plan)), buckets)
     fixed = BytesByPath.of(parameter_bytes(spec, plan, ()).items())  # buffers
-    return ResidentState(
+    return zero, ResidentState(
         states=merge_moment([(1, zero_state_rows(zero)), (1, fixed)]),
         around=zero_overhead(zero, stage),
         resident=accumulated_gradient_rows(zero),
@@ -135,9 +143,14 @@ def _flush_and_gather_ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
     }
 
 
-def _state_with_inputs(spec: ModelSpec, plan: Plan, _: Engine, stage: StageLayers) -> ResidentState:
-    kept = with_hosted_activations(partitioned_state(spec, plan, stage), stage)
-    return with_added_states(kept, microbatch_inputs(spec, plan))
+def _state_with_inputs(spec: ModelSpec, plan: Plan, engine: Engine, stage: StageLayers) -> ResidentState:
+    """With what is as large as a micro-batch. Of what is around the layers, stage 3's alone is not."""
+    zero, kept = _recent.made_of(spec, plan, lambda own: _states_around(spec, own, stage), engine)
+    kept = kept if plan.zero == 3 else replace(kept, around=zero_overhead(zero, stage))
+    return with_added_states(with_hosted_activations(kept, stage), microbatch_inputs(spec, plan))
+
+
+_recent: RecentStates[tuple[Zero, ResidentState]] = RecentStates(16, 1 << 15, plan_of_any_length)
 
 
 # ---- a bare count ------------------------------------------------------------------------------------------

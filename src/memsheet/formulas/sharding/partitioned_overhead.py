@@ -5,6 +5,7 @@ gathered ahead.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from memsheet.arith import Count, at_least, maximum, minimum, where
 from memsheet.formulas.groups import Group, StageLayers
@@ -250,6 +251,7 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     def fetched(remaining: Count) -> BytesByPath:
         return gathered_bag(zero, remaining, biggest)
 
+    @cache  # asked about again at every length
     def during(run: int, repetition: int) -> BytesByPath:
         moment = [
             (1, flush_peak_rows(zero, (run, repetition), made, EMPTY)),
@@ -258,12 +260,12 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
         ]
         return merge_moment(moment)
 
-    whole = fetched(everything)
+    whole, head = fetched(everything), stage.head.name if stage.head else None
 
     def held(group: Group) -> BytesByPath:
         copies = packed_copies(zero, group.parameters)
         kept = BytesByPath.of([] if isinstance(copies, int) and not copies else [(PACKED_COPIES, copies)])
-        return merge_moment([(1, whole if group is stage.head else EMPTY), (1, kept)])
+        return merge_moment([(1, whole if group.name == head else EMPTY), (1, kept)])
 
     return ShardingOverhead(
         always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]),

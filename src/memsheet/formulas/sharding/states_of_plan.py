@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from memsheet.arith import is_symbol
 from memsheet.formulas.alike_rows import hash_of_single
 from memsheet.formulas.layers_of_plan import equal_plans, number_of_plans
 from memsheet.frozen import replace
@@ -22,26 +23,38 @@ def plan_of_states(plan: Plan) -> Plan:
     return replace(plan, recompute=NOTHING_RECOMPUTED, loss=Loss.PLAIN)
 
 
+def plan_of_any_length(plan: Plan) -> Plan:
+    """A plan without the lengths of its sequences, which what engines keep between steps does not know; a
+    stratum as it is, whose plans share them.
+    """
+    lengths = plan.training
+    if hash_of_single(plan) is None or is_symbol(lengths.seq_len):
+        return plan
+    return replace(plan, workload=replace(lengths, seq_len=1, image_tokens=0, varied=False))
+
+
 class RecentStates(Generic[T]):
     """What was made of the states of the last plans: of so many at the most, and of so many places of arrays;
-    the last one's are whatever they have.
+    the last one's are whatever they have. ``known``: a plan without what they do not know.
     """
 
-    def __init__(self, most_plans: int, most_places: int) -> None:
-        self._most_plans, self._most_places = most_plans, most_places
-        self._recent: tuple[tuple[ModelSpec, Plan, int | None, int, T], ...] = ()
+    def __init__(
+        self, most_plans: int, most_places: int, known: Callable[[Plan], Plan] = plan_of_states
+    ) -> None:
+        self._most_plans, self._most_places, self._known = most_plans, most_places, known
+        self._recent: tuple[tuple[ModelSpec, Plan, object, int | None, int, T], ...] = ()
 
-    def made_of(self, model: ModelSpec, plan: Plan, make: Callable[[Plan], T]) -> T:
-        """What ``make`` makes of the plan that the states know."""
-        own = plan_of_states(plan)
+    def made_of(self, model: ModelSpec, plan: Plan, make: Callable[[Plan], T], by: object = None) -> T:
+        """What ``make`` makes of the plan that the states know; ``by``: who makes it, where several do."""
+        own = self._known(plan)
         number = hash_of_single(own)
-        for spec, of, told, _, known in self._recent:
-            if spec is model and told == number and equal_plans(of, own):
+        for spec, of, maker, told, _, known in self._recent:
+            if spec is model and told == number and maker is by and equal_plans(of, own):
                 return known
-        made, places = make(own), number_of_plans(own)
-        kept = [(model, own, number, places, made)]
+        made, places = make(own), number_of_plans(own) if number is None else 1
+        kept = [(model, own, by, number, places, made)]
         for one in self._recent[: self._most_plans - 1]:
-            places += one[3]
+            places += one[4]
             if places > self._most_places:
                 break
             kept.append(one)

@@ -76,6 +76,7 @@ def buffer_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     return (entry for entry in _all_model_tensors(spec) if entry[1].role is Role.BUFFER)
 
 
+@lru_cache(maxsize=64)
 def parameter_count(spec: ModelSpec) -> int:
     """Parameters of the model, tied and shared ones once."""
     return sum(weight.elements * times for _, weight, times in parameter_tensors(spec))
@@ -86,6 +87,7 @@ def active_parameter_count(spec: ModelSpec) -> int:
     return parameter_count(spec) - idle_parameter_count(spec)
 
 
+@lru_cache(maxsize=64)
 def idle_parameter_count(spec: ModelSpec) -> int:
     """Parameters of the routed experts that one token does not pass through."""
     return sum(

@@ -29,9 +29,13 @@ class BytesByPath:
         if len(held) < len(every):  # several under one name
             held = {}
             for key, size in every:
-                before = held.get(key)
-                held[key] = size if before is None else before + size
+                held[key] = held[key] + size if key in held else size
         return cls(held, _sum_counts(list(held.values())))
+
+    def with_rows(self, rows: Iterable[tuple[Key, Count]]) -> BytesByPath:
+        """With other sizes under names that it has."""
+        held = {**self.held, **BytesByPath.of(rows).held}
+        return BytesByPath(held, _sum_counts(list(held.values())))
 
     def part(self, key: Key) -> tuple[Count, Any]:
         """Bytes under one name, and whether there is such a part: a bool, or one for each plan of a
@@ -80,10 +84,17 @@ Moment = Sequence[tuple[Count, BytesByPath]]
 
 
 def moment_total_bytes(moment: Moment) -> Count:
-    """Bytes of a moment."""
-    return _sum_counts(
-        [bag.total if type(times) is int and times == 1 else times * bag.total for times, bag in moment]
-    )
+    """Bytes of a moment, without multiplying by one or adding nothing to arrays."""
+    whole, arrays = 0, None
+    for times, bag in moment:
+        size = bag.total if type(times) is int and times == 1 else times * bag.total
+        if type(size) is int:
+            whole += size
+        else:
+            arrays = size if arrays is None else arrays + size
+    if arrays is None:
+        return whole
+    return arrays + whole if whole else arrays
 
 
 def _sum_counts(sizes: list[Count]) -> Count:
@@ -107,16 +118,8 @@ def merge_moment(moment: Moment) -> BytesByPath:
     total = moment_total_bytes(moment)
     if type(total) is not int and is_array(total):
         return _deferred_moment(moment, total)
-    return BytesByPath.of(_resident_pairs(moment))
-
-
-def _resident_pairs(moment: Moment) -> list[tuple[Key, Count]]:
-    """Everything that is resident, name by name, without multiplying by one."""
-    pairs: list[tuple[Key, Count]] = []
-    for times, bag in moment:
-        held = bag.held.items()
-        pairs += held if type(times) is int and times == 1 else [(key, times * size) for key, size in held]
-    return pairs
+    held = _merge_by_key(moment)
+    return BytesByPath(held, total if type(total) is int else _sum_counts(list(held.values())))
 
 
 def bundle_moment(moment: Moment) -> Moment:
@@ -133,9 +136,11 @@ def _deferred_moment(moment: Moment, total: Count) -> Later:
 
 def _merge_by_key(moment: Moment) -> dict[Key, Count]:
     held: dict[Key, Count] = {}
-    for key, size in _resident_pairs(moment):
-        before = held.get(key)
-        held[key] = size if before is None else before + size
+    for times, bag in moment:
+        once = type(times) is int and times == 1
+        for key, one in bag.held.items():
+            size = one if once else times * one
+            held[key] = held[key] + size if key in held else size
     return held
 
 
