@@ -19,6 +19,8 @@ import parallelism  # noqa: E402
 import memsheet  # noqa: E402
 from golden import worked  # noqa: E402
 from memsheet.questions.cures_of_jobs import what_helps  # noqa: E402
+from memsheet.report.screen.checked import render_checked  # noqa: E402
+from memsheet.report.screen.died.diagnosis import render_diagnosis  # noqa: E402
 from memsheet.report.screen.jobs.phases import render_job  # noqa: E402
 from memsheet.report.screen.plans.ranking import render_plans  # noqa: E402
 from memsheet.report.screen.table import render_answer  # noqa: E402
@@ -246,22 +248,51 @@ def serving() -> str:
     return with_screen("guides/serve.md", f"memsheet infer {SERVED}", render_answer(answer, LOOK))
 
 
+LAUNCH = DOCS.parent / "tests/wild_configs/ve-grpo-qwen3-8b.sh"
+"""verl's examples/grpo_trainer/run_qwen3-8b.sh."""
 TAKING_TURNS = "trl-grpo --model Qwen/Qwen3-4B --gpus 1xH100-80GB --max-completion-length 4096"
 
 
 def several_models() -> str:
-    """guides/jobs.md with the top of the screen of a job: the verdict, what helps, the phases."""
+    """guides/jobs.md with the tops of two screens: a launch's verdict and phases, and those of a job that is
+    said in flags, with what helps.
+    """
+    checked = memsheet.check(LAUNCH, gpus="8xH100-80GB")
+    launch = "\n\n".join(render_checked(checked, LOOK).split("\n\n")[:3])
     where = {"gpus": "1xH100-80GB"}
     answer = memsheet.job("trl-grpo", model="Qwen/Qwen3-4B", max_completion_length=4096, **where)
     helps = tuple((one.words, one.says, one.answer) for one in what_helps(answer, where))
     screen = "\n\n".join(render_job(answer, LOOK, helps).split("\n\n")[:4])
-    return with_screen("guides/jobs.md", f"memsheet job {TAKING_TURNS}", screen)
+    return with_screens(
+        "guides/jobs.md",
+        ("memsheet check run_qwen3-8b.sh --gpus 8xH100-80GB", launch),
+        (f"memsheet job {TAKING_TURNS}", screen),
+    )
+
+
+DIED = "CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of 79.15 GiB of which 12.73 GiB is free. Including non-PyTorch memory, this process has 66.41 GiB memory in use. Of the allocated memory 56.55 GiB is allocated by PyTorch, and 9.35 GiB is reserved by PyTorch but unallocated."
+
+
+def diagnosing() -> str:
+    """guides/diagnose.md with the screen of a message."""
+    return with_screen(
+        "guides/diagnose.md", f'memsheet diagnose "{DIED}"', render_diagnosis(memsheet.diagnose(DIED), LOOK)
+    )
 
 
 def with_screen(name: str, command: str, screen: str) -> str:
     """A page with its screen made anew."""
-    before, rest = (DOCS / name).read_text(encoding="utf-8").split(OPEN)
-    return f"{before}{OPEN}```\n$ {command}\n{screen.rstrip()}\n```\n{CLOSE}{rest.split(CLOSE)[1]}"
+    return with_screens(name, (command, screen))
+
+
+def with_screens(name: str, *screens: tuple[str, str]) -> str:
+    """A page with its screens made anew, (command, screen) in the order in which they stand."""
+    before, *parts = (DOCS / name).read_text(encoding="utf-8").split(OPEN)
+    made = (
+        f"{OPEN}```\n$ {command}\n{screen.rstrip()}\n```\n{CLOSE}{part.split(CLOSE)[1]}"
+        for part, (command, screen) in zip(parts, screens, strict=True)
+    )
+    return before + "".join(made)
 
 
 PAGES = {
@@ -272,6 +303,7 @@ PAGES = {
     "guides/plan.md": planning,
     "guides/serve.md": serving,
     "guides/jobs.md": several_models,
+    "guides/diagnose.md": diagnosing,
     "../README.md": readme,
     **messages.PAGES,
 }

@@ -18,6 +18,10 @@ import memsheet
 from memsheet.catalog import model_names
 from memsheet.cli.commands import COMMANDS
 from memsheet.cli.completion import SHELLS
+from memsheet.exchange.mistakes import SERVED, TRAINING, rules_of_kind
+from memsheet.plan.plan import AdapterKind, OptimizerName
+from memsheet.plan.verified_families import VERIFIED
+from memsheet.readers.registry import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "packaging"
@@ -110,7 +114,21 @@ def test_every_command_is_completed_in_every_shell(shell: str) -> None:
     assert all(re.search(rf"\b{name}\b", SHELLS[shell]()) for name in COMMANDS)
 
 
-def test_the_readme_counts_the_bundled_models() -> None:
-    said = re.search(r"`memsheet models` lists (\d+)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert said
-    assert int(said[1]) == len(list(model_names()))
+COUNTED = {
+    r"`memsheet models` lists (\d+)": lambda: len(list(model_names())),
+    r"(\d+) families, operation by operation": lambda: len(VERIFIED),
+    r"(\d+) model types read from their configuration": lambda: len(FAMILIES),
+    r"(\d+) known mistakes": lambda: len(
+        {rule.id for kind in (*TRAINING, *SERVED) for rule in rules_of_kind(kind)}
+    ),
+    r"(\d+) optimizers": lambda: len(OptimizerName),
+    r"LoRA and (\d+) further kinds of adapter": lambda: len(AdapterKind) - 1,
+}
+"""What README counts, and how many there are."""
+
+
+@pytest.mark.parametrize("said", COUNTED)
+def test_the_readme_counts_what_there_is(said: str) -> None:
+    found = re.search(said, (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert found
+    assert int(found[1]) == COUNTED[said]()

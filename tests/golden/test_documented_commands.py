@@ -62,6 +62,7 @@ def test_every_flag_of_a_page_is_one(page: str, line: str) -> None:
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader stands who has written the files that the pages show."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copy(ROOT / "tests/wild_configs/ve-grpo-qwen3-8b.sh", tmp_path / "run_qwen3-8b.sh")
     for name, text in shown_files():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "node.toml").write_text('device = "H100-80GB"\ncount = 8\n', encoding="utf-8")

@@ -20,6 +20,7 @@ PAGES = [
     "guides/first-minute.md",
     "guides/serve.md",
     "guides/jobs.md",
+    "guides/diagnose.md",
     "../README.md",
     *sorted(f"messages/{path.name}" for path in (DOCS / "messages").glob("*.md")),
     "guides/plan.md",  # whole searches

@@ -263,8 +263,8 @@ CALIBRATE_FLAGS = (
     ),
 )
 EXPORT_FLAGS = (
-    Flag("to", groups.OTHER, "NAME,…", "Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, "
-         "llama.cpp, ollama, skypilot, kubernetes, trainjob, megatron, torchtitan.", required=True),
+    Flag("to", groups.OTHER, "NAME,…", "Formats: deepspeed, accelerate, transformers, trl, axolotl, llamafactory, swift, unsloth, torchtune, verl, "
+         "megatron, torchtitan, torchrun, slurm, skypilot, kubernetes, trainjob, vllm, helm, sglang, tensorrt-llm, llama.cpp, ollama.", required=True),
     Flag("out", groups.OTHER, "DIR", "The folder that the files are written into, made if it is not there."),
     Flag("pick", groups.OTHER, "N", "Which plan of several (1)."),
     Flag("force", groups.OTHER, "", "Write over files that are there.", default=False),
@@ -450,7 +450,7 @@ COMMANDS = {command.name: command for command in (
         ("memsheet web --open", "memsheet web --port 0 --check"),
     ),
     Command(
-        "mcp", "Five questions as tools of the Model Context Protocol, on stdin and stdout.", (), (DEBUG,),
+        "mcp", "The questions as tools of the Model Context Protocol, for agents, on stdin and stdout.", (), (DEBUG,),
         ("memsheet mcp",),
     ),
     Command(

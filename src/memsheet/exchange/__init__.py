@@ -149,11 +149,24 @@ Parser = Callable[[str, str], Any]
 def find_format(name: str) -> Format:
     """The format of that name. Raises InputError with the names there are."""
     if name not in NAMES:
-        raise input_error(
-            "to", name, "is no format that is written yet", f"one of {', '.join(sorted(NAMES))}"
-        )
+        raise input_error("to", name, "is no format", f"one of {', '.join(written_formats())}")
     found: Format = import_module(f"memsheet.exchange.formats.{MODULES.get(name, name)}").FORMAT
     return found
+
+
+def written_formats() -> list[str]:
+    """The names of the formats that plans are written in; the others are read alone."""
+    return sorted(name for name in NAMES if find_format(name).engines)
+
+
+def format_to_write(name: str) -> Format:
+    """The format of that name. Raises InputError where no plan is written in it."""
+    form = find_format(name)
+    if not form.engines:
+        raise input_error(
+            "to", name, "is read, and no plan is written in it", f"one of {', '.join(written_formats())}"
+        )
+    return form
 
 
 def of_version(form: Format, asked: Values) -> Format:

@@ -16,6 +16,7 @@ from memsheet.exchange import (
     engine_differences,
     engine_request,
     find_format,
+    format_to_write,
     nest_dotted_keys,
     of_version,
     says_nothing,
@@ -79,7 +80,7 @@ def _format_names(to: Any) -> list[str]:
 
 def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int | None = None) -> Exported:
     """Every file of some formats for a plan, with the plan and its sheet."""
-    formats, notes = [find_format(name) for name in names], list[str]()
+    formats, notes = [format_to_write(name) for name in names], list[str]()
     if not formats:
         raise input_error("to", None, "names no format", "for example --to deepspeed")
     engines = [engine for engine in formats[0].engines if all(engine in form.engines for form in formats)]

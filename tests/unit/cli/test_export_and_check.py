@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from memsheet.cli import main
+from memsheet.cli.commands import EXPORT_FLAGS
+from memsheet.exchange import written_formats
 
 PLAN = {
     "schema": "memsheet/plan/1", "model": "llama-3.2-1b", "gpus": "8xA100-80GB", "task": "train", "engine": "deepspeed", "zero": 2,
@@ -201,3 +204,21 @@ def test_a_flag_that_takes_the_place_of_a_files_value_is_said(
     assert "in place of" not in capsys.readouterr().out
     main([*line, "--seq-len", "512", "--microbatch", "1"])
     assert "microbatch = 1, as the flag says, in place of 4" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_format_that_is_read_alone_is_refused_with_those_that_are_written(capsys: Any, plan: str) -> None:
+    for name in ("areal", "lmdeploy", "no-such"):
+        code, out, err = ask(capsys, "export", plan, "--to", name)
+        assert (code, out) == (2, "")
+        hint = err.partition("one of ")[2].strip().split(", ")
+        assert hint == written_formats()
+        assert name not in hint
+
+
+def test_help_and_guide_name_every_format_that_is_written() -> None:
+    variants = {"torchtune-ppo", "torchtune-async", "torchtitan-toml"}  # of the format before the dash
+    written = set(written_formats()) - variants
+    (to,) = (flag for flag in EXPORT_FLAGS if flag.name == "to")
+    assert set(re.findall(r"[a-z][\w.-]*[a-z]", to.words.partition(": ")[2])) == written
+    guide = (Path(__file__).parents[3] / "docs/guides/export.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"(?m)^\| `([\w.-]+)` \| `", guide)) == written

@@ -229,3 +229,8 @@ def test_a_model_is_read_once_and_again_when_its_config_says_something_else(tmp_
     for wrong in ({**config, "hidden_size": object()}, {**config, "hidden_size": True}):
         with pytest.raises(memsheet.InputError, match="hidden_size"):
             model_of(wrong)
+
+
+def test_a_solution_prints_in_one_line() -> None:
+    found = memsheet.solve("microbatch", "llama-tiny", gpus="1xA100-80GB", seq_len=512, most=4)
+    assert repr(found) == "<memsheet solve microbatch llama-tiny: 4, FITS>"

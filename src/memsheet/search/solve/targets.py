@@ -102,6 +102,11 @@ class Solution:
     recomputed: Solution | None = None  # with every layer recomputed, where nobody said what is
     ways_to_fit: tuple[WayToFit, ...] = ()  # and where nothing on these cards does, what else would
 
+    def __repr__(self) -> str:
+        shown = self.shown
+        result = shown.verdict.result.name.replace("_", " ")
+        return f"<memsheet solve {self.target.value} {shown.model.name}: {shown.value:,}, {result}>"
+
     @property
     def shown(self) -> Tried:
         """What stands for the solution: the value that fits, else the one whose expected bytes do, else one
