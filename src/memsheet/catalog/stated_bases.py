@@ -152,6 +152,8 @@ _ROWS = (
     ("openlm-research/open-llama-3b-v2", "open-llama-3b", "is OpenLLaMA's 3B on other data", "openlm-research/open_llama 6e7f73e README: v2 is the same model on another mixture"),
     ("openlm-research/open-llama-7b-v2", "open-llama-7b", "is OpenLLaMA's 7B on other data", "openlm-research/open_llama 6e7f73e README: v2 is the same model on another mixture"),
     ("openrlhf/llama-3-8b-rm-700k", "llama-3-8b", f"is Llama 3 8B tuned; {REWARD_HEAD}", "OpenRLHF/OpenRLHF 3c3be62 README.md: the reward model beside OpenRLHF/Llama-3-8b-sft-mixture"),
+    ("openrlhf/llama-3-8b-rm-mixture", "llama-3-8b", f"is Llama 3 8B tuned; {REWARD_HEAD}", f"{_CARD}: a reward model based on Llama3-8b"),
+    ("openrlhf/llama-3-8b-sft-mixture", "llama-3-8b", "is Llama 3 8B tuned", "the model card of OpenRLHF/Llama-3-8b-rm-mixture, which is based on Llama3-8b: its base SFT model"),
     ("prime-rl/eurus-2-7b-prime", "qwen2.5-math-7b", "is Qwen2.5-Math-7B tuned", f"{_CARD}: on Eurus-2-7B-SFT, of Qwen2.5-Math-7B-Base"),
     ("prime-rl/eurus-2-7b-sft", "qwen2.5-math-7b", "is Qwen2.5-Math-7B tuned", f"{_CARD}: based on Qwen2.5-Math-7B-Base"),
     ("qwen/qwen2.5-math-prm-72b", "qwen2.5-math-72b", f"is Qwen2.5-Math-72B tuned; {REWARD_HEAD}", f"{_CARD}: finetuned from Qwen2.5-Math-72B-Instruct"),

@@ -174,7 +174,7 @@ def _named_engine(
     elif named is not None:
         given["engine"] = named
     engine = given.get("engine") or planned.get("engine")
-    if program is not None and engine != _engine_of_program(program):
+    if program is not None and engine != engine_of_program(program):
         problems.append(
             Problem(
                 field="engine_version", value=given["engine_version"], reason=f"is a release of {program}, and the engine is {named or engine}",
@@ -234,7 +234,8 @@ def _program_of_version(given: Mapping[str, Any]) -> str | None:
     return name if name in KNOWN_NAMES or aliases.library_named(name) else None
 
 
-def _engine_of_program(program: str) -> str:
+def engine_of_program(program: str) -> str:
+    """The engine of a library's name, an engine's own name as it is."""
     library = aliases.library_named(program)
     return LIBRARIES[library][0] if library else program
 

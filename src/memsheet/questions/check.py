@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
+from memsheet.exchange import as_released
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.frozen import replace
@@ -40,7 +41,6 @@ from memsheet.questions.file_answers import (
 )
 from memsheet.questions.job_files import (
     JobFiles,
-    as_its_release,
     engine_keys,
     read_job_files,
     told_release,
@@ -58,7 +58,7 @@ from memsheet.questions.named_models import (
 )
 from memsheet.questions.pooled_models import without_output
 from memsheet.questions.question_parts import plan_document_of
-from memsheet.questions.server_releases import VERSION, without_server_releases
+from memsheet.questions.server_releases import VERSION, without_other_releases
 from memsheet.questions.stated_bits import with_stated_bits
 from memsheet.questions.stretched_positions import with_stretched_positions
 from memsheet.questions.text_only_models import without_unused_towers
@@ -196,11 +196,16 @@ def _check_job(
     }
     said = engine_keys(files_read.reads, planned)
     servers: Mapping[str, str] = NOTHING
+    libraries: Mapping[str, str] = NOTHING
     if words.get(VERSION):
-        words, servers = without_server_releases(words, said.get("engine"))
+        formats = {read.form.name for read in files_read.reads.values()}
+        words, servers, libraries = without_other_releases(words, said.get("engine"), formats)
     flags = {**flags, **read_flags(words, question["gpus"], said)}
     at_once = sequences_demanded(words, said)
-    reads = {name: as_its_release(read, flags, planned) for name, read in files_read.reads.items()}
+    reads = {
+        name: as_released(read, libraries.get(read.form.name) or told_release(read, flags, planned))
+        for name, read in files_read.reads.items()
+    }
     question = {**question, "gpus": counted_cards(question["gpus"], files_read.document.get("gpus"), reads)}
     bf16 = has_bf16_units(question["gpus"] or files_read.document.get("gpus"))
     reads = {name: as_card_answers(read, bf16=bf16) for name, read in reads.items()}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from memsheet.exchange import as_released
 from memsheet.exchange.joined_files import with_own_defaults, with_shipped_files, with_their_files
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.script_places import NOTEBOOK
@@ -136,13 +135,6 @@ def engine_keys(reads: Mapping[str, FileReading], planned: Mapping[str, Any]) ->
         *({key: read.request[key] for key in read.request.keys() - read.unsaid} for read in reads.values()),
     ]
     return {key: value for one in said for key in ("engine", "zero") if (value := one.get(key)) is not None}
-
-
-def as_its_release(read: FileReading, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> FileReading:
-    """The file as the engine's release has it: a flag's before the file's own, which is before the plan's
-    beside it.
-    """
-    return as_released(read, told_release(read, flags, planned))
 
 
 def told_release(read: FileReading, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> str | None:

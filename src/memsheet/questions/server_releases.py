@@ -1,34 +1,40 @@
-"""Releases of a job's servers, told beside that of what trains (``verl==0.8.0,vllm==0.11.0``)."""
+"""Releases of a job's servers, and of the libraries that its files are of, told beside that of what trains
+(``verl==0.8.0,vllm==0.11.0``; ``trl==0.19.1`` of a job that DeepSpeed divides).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.plan.engine_registry import find_engine
-from memsheet.plan.words import named_release
+from memsheet.plan.words import engine_of_program, named_release
 
 VERSION = "engine_version"
 NO_SERVERS: Mapping[str, str] = {}
 
 
-def without_server_releases(
-    words: Mapping[str, Any], trains: object
-) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """``words`` with no more than the release of what ``trains``, and by their engines those of servers."""
+def without_other_releases(
+    words: Mapping[str, Any], trains: object, formats: Collection[str]
+) -> tuple[dict[str, Any], Mapping[str, str], Mapping[str, str]]:
+    """``words`` with no more than the release of what ``trains``; by their engines those of servers, and by
+    their ``formats`` those of libraries whose files another engine runs.
+    """
     said = words.get(VERSION)
     if not isinstance(said, str) or not isinstance(trains, str):
-        return dict(words), NO_SERVERS
-    servers, rest = {}, []
+        return dict(words), NO_SERVERS, NO_SERVERS
+    servers, libraries, rest = dict[str, str](), dict[str, str](), list[str]()
     for one in (part.strip() for part in said.split(",")):
         program, release = named_release(one)
         engine = find_engine(program)
-        if engine is not None and "train" not in engine.tasks and program != trains:
+        if program in formats and engine_of_program(program) != trains:
+            libraries[program] = release
+        elif engine is not None and "train" not in engine.tasks and program != trains:
             servers[program] = release
         else:
             rest.append(one)
-    return {**words, VERSION: ",".join(rest) or None}, servers
+    return {**words, VERSION: ",".join(rest) or None}, servers, libraries
 
 
 def refuse_server_releases(servers: Mapping[str, str], engine: object) -> None:

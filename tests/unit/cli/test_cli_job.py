@@ -103,7 +103,12 @@ def test_what_cannot_be(words: tuple[str, ...], told: str, capsys: pytest.Captur
     assert told in capsys.readouterr().err
 
 
-def test_nothing_may_die_where_every_range_has_room(capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path(__file__).parents[2] / "wild_configs" / "or-dapo-llama3-8b.sh"
-    assert main(["check", str(file), "--gpus", "8xH100-80GB"]) == 11  # the model is guessed by its name
-    assert "may die" not in capsys.readouterr().out
+def test_nothing_may_die_where_every_range_has_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[2] / "wild_configs" / "or-dapo-llama3-8b.sh").read_text()
+    file = tmp_path / "run.sh"
+    for owner, code in (("OpenRLHF", 0), ("somebody", 11)):  # whose model is guessed by its name
+        file.write_text(text.replace("name_or_path OpenRLHF/", f"name_or_path {owner}/"))
+        assert main(["check", str(file), "--gpus", "8xH100-80GB"]) == code
+        assert "may die" not in capsys.readouterr().out

@@ -230,7 +230,8 @@ def is_own_vllm_image(container: Mapping[str, Any]) -> bool:
 
 def _image_remarks(container: Mapping[str, Any]) -> tuple[str, ...]:
     """That an image of somebody's own is taken for vLLM's."""
-    told = f"image = {str(container.get('image'))[:MOST_NAMED]}, which is taken for vLLM's own by what it is given"
+    name = str(container.get("image"))[:MOST_NAMED]
+    told = f"image = {name}, which is taken for vLLM's own by what it is given"
     return (told,) if is_own_vllm_image(container) else ()
 
 

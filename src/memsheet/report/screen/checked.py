@@ -191,9 +191,12 @@ def _settling_words(checked: Checked) -> str:
         for rule, found in checked.mistakes
         if rule.id == UNKNOWN_KEY and found.may_stop
     ]
+    older = [found.cure for rule, found in checked.mistakes if rule.id == OLDER_KEY and found.may_stop]
     how = (
         f"{', '.join(wrong)} in the files, or the --engine-version that knows them"
         if wrong
+        else "; ".join(dict.fromkeys(older))
+        if older
         else f"{' or '.join(dict.fromkeys(named))} settles it"
         if named
         else "no flag settles it; a gate may compare device_high_bytes of --json with what the card gives"
@@ -212,7 +215,7 @@ def unheard_lines(checked: Checked) -> Iterator[str]:
             yield f"{found.where}: {found.says} ({found.cure})"
 
 
-UNKNOWN_KEY = "unknown-key"
+UNKNOWN_KEY, OLDER_KEY = "unknown-key", "key-of-older-release"
 """The rule of keys and flags that nobody knows."""
 SETTLES = late_pattern(r"(--[a-z][a-z-]+)(?: [\w.,]+)?(?= (?:says|does|names|or --))")
 """Flags of which a doubt says that they settle it."""

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.exchange import NAMES, find_format
 from memsheet.exchange.shared.program_releases import is_key_typo, is_word_slip, keys_known, stated_release
 from memsheet.questions.check import check_configuration_files
+from memsheet.report.screen.checked import render_checked
 from memsheet.report.shared.checked import Checked
+from memsheet.report.shared.look import Look
 
 FOLDER = Path(__file__).parents[3] / "configs"
 FILES = sorted(row["file"] for row in json.loads((FOLDER / "index.json").read_text()))
@@ -139,3 +142,34 @@ def test_a_release_is_known_where_its_keys_are_listed(tmp_path: Path) -> None:
         for said in ("0.33.0", "0.9.2", "0.34.0", None)
     ]
     assert [keys_known(one) for one in reads] == [True, True, False, False]
+
+
+OF_DEEPSPEED = {
+    "run.sh": "accelerate launch --config_file z.yaml sft.py --model_name_or_path Qwen/Qwen2.5-0.5B --bf16 "
+    "--gradient_checkpointing --per_device_train_batch_size 1 --max_seq_length 512\n",
+    "sft.py": "from trl import ModelConfig, SFTConfig, SFTTrainer, ScriptArguments, TrlParser\n"
+    "from trl import get_peft_config\n"
+    "script, args, model = TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config()\n"
+    "SFTTrainer(model.model_name_or_path, args=args, peft_config=get_peft_config(model)).train()\n",
+    "z.yaml": "distributed_type: DEEPSPEED\nnum_processes: 2\nmixed_precision: bf16\n"
+    "deepspeed_config:\n  zero_stage: 3\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("release", "engine_release"),
+    [("trl==0.19.1", None), ("trl==0.19.1,deepspeed==0.16.0", "0.16.0")],
+)
+def test_the_release_of_a_library_is_told_whatever_engine_divides_its_job(
+    tmp_path: Path, release: str, engine_release: str | None
+) -> None:
+    for name, text in OF_DEEPSPEED.items():
+        (tmp_path / name).write_text(text)
+    before = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB")
+    assert "max_seq_length is no key since TRL 0.20" in before.doubt
+    assert "--engine-version with the release" in render_checked(before, Look(width=200))
+    told = memsheet.check(tmp_path / "run.sh", gpus="2xH100-80GB", engine_version=release)
+    assert (told.result.value, told.doubt) == ("fits", "")
+    assert told.answer.plan.engine == "deepspeed"
+    if engine_release:
+        assert told.answer.plan.engine_version == engine_release

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write_format_files
 from memsheet.exchange.mistakes.scripts import SCRIPTS
@@ -485,3 +486,49 @@ merged = model.merge_and_unload()
 
 def test_what_is_loaded_again_after_the_training_is_not_what_trains() -> None:
     assert reading(RELOADED).request["@model"] == "meta-llama/Llama-3.2-1B"
+
+
+LISTS_LAYERS = '''
+import bitsandbytes as bnb
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+
+def find_all_linear_names(model, bits=16):
+    """Names of linear layers."""
+    cls = bnb.nn.Linear4bit if bits == 4 else torch.nn.Linear
+    names = set()
+    for name, module in model.named_modules():
+        if isinstance(module, cls){more}:
+            parts = name.split(".")
+            names.add(parts[0] if len(parts) == 1 else parts[-1])
+    if "lm_head" in names:
+        names.remove("lm_head")
+    print("adapters at", names)
+    return list(names)
+
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype=torch.bfloat16)
+config = LoraConfig(r=8, target_modules=find_all_linear_names(model), task_type="CAUSAL_LM")
+args = TrainingArguments("out", per_device_train_batch_size=1, bf16=True)
+Trainer(model=get_peft_model(model, config), args=args).train()
+'''
+
+
+def _with_listed_layers(tmp_path: Path, more: str) -> Checked:
+    (tmp_path / "train.py").write_text(LISTS_LAYERS.replace("{more}", more))
+    return memsheet.check(tmp_path / "train.py", gpus="1xH100-80GB", seq_len=512)
+
+
+def test_a_function_that_lists_linear_layers_is_the_word_for_all_of_them(tmp_path: Path) -> None:
+    found = _with_listed_layers(tmp_path, "")
+    assert found.answer is not None
+    assert found.answer.plan.adapter is not None
+    assert len(found.answer.plan.adapter.targets) == 7  # of a Llama's block
+    assert "target_modules" not in str(found.doubt)
+
+
+@pytest.mark.parametrize("more", [' and "q_proj" in name', ' and not name.startswith("model.layers.0")'])
+def test_a_function_that_asks_more_of_a_layer_leaves_them_open(tmp_path: Path, more: str) -> None:
+    assert "target_modules" in str(_with_listed_layers(tmp_path, more).doubt)
