@@ -138,38 +138,38 @@ FLAGS = {
 
 WORDS_OF_OTHERS = """
 accumulate-grad-batches activation-checkpoint-mode activation-checkpointing attention-backend
-attention-data-parallel-size attention-implementation attn-dp-size attn-implementation
-auto-find-batch-size batch batch-size bf16 block-size cache-dtype cache-type-k cache-type-v
-checkpoint-activations chunked-prefill-size concurrency context context-len context-length
-context-parallel-degree context-parallel-size cp-size cpu-offload cpu-offload-gb cross-entropy-loss-fusion
-ctx-size cuda-graph-max-bs cuda-graph-max-bs-decode cutoff-len data-parallel-replicate-degree
-data-parallel-shard-degree data-parallel-size decode-context-parallel-size deepspeed device-batch-size
-device-map device-train-microbatch-size disable-cuda-graph distributed-optimizer dp dp-size draft-max
-dtype enable-activation-checkpointing enable-liger-kernel enforce-eager ep-size expert-model-parallel-size
+attention-data-parallel-size attention-implementation attn-dp-size attn-implementation auto-find-batch-size
+batch batch-size bf16 bits block-size cache-dtype cache-type-k cache-type-v checkpoint-activations
+chunked-prefill-size concurrency context context-len context-length context-parallel-degree
+context-parallel-size cp-size cpu-offload cpu-offload-gb cross-entropy-loss-fusion ctx-size cuda-graph-max-bs
+cuda-graph-max-bs-decode cutoff-len data-parallel-replicate-degree data-parallel-shard-degree
+data-parallel-size decode-context-parallel-size deepspeed device-batch-size device-map
+device-train-microbatch-size disable-cuda-graph distributed-optimizer dp dp-size draft-max dtype
+enable-activation-checkpointing enable-liger-kernel enforce-eager ep-size expert-model-parallel-size
 expert-parallel-degree expert-parallel-size expert-tensor-parallel-size finetuning-type flash-attention
 flash-attn float8 fp16 fp8 fsdp full-finetuning global-batch-size global-train-batch-size
 gpu-memory-utilization grad-accum-steps gradient-accumulation gradient-accumulation-steps
 gradient-checkpointing hicache-ratio hidden-dropout input-len kv-cache-dtype kv-cache-memory-bytes
-learning-rate liger load-in-4bit load-in-8bit local-batch-size lora lora-alpha lora-dim lora-dropout
-lora-r lora-target lora-target-modules make-vocab-size-divisible-by mamba-full-memory-ratio
-max-cudagraph-capture-size max-length max-lora-rank max-mamba-cache-size max-new-tokens
-max-num-batched-tokens max-num-seqs max-position-embeddings max-running-requests max-seq-len
-max-seq-length max-steps max-tokens max-total-tokens mem-fraction-static micro-batch-size mixed-precision
-model-draft model-dtype model-max-length moe-expert-capacity-factor moe-pad-expert-input-to-capacity
-moe-router-force-load-balancing moe-token-dispatcher-type n-cpu-moe n-ctx n-gpu-layers num-ctx
-num-gpu-blocks-override num-gpu-layers num-prompts num-speculative-tokens num-train-epochs num-users
-num-virtual-stages-per-pipeline-rank offload-optimizer offload-optimizer-device offload-param
-offload-param-device optim optimizer-cpu-offload optimizer-in-bwd optimizer-name optimizer-type output-len
-override-tensor packing page-size parallel per-device-batch-size per-device-eval-batch-size
-per-device-train-batch-size per-gpu-train-batch-size pipeline-model-parallel-size pipeline-parallel
-pipeline-parallel-degree pipeline-parallel-size pp-size prompt-len qlora quantization quantization-method
-recompute-activations recompute-granularity resid-pdrop sdp-attention seq-length sequence-len
-sequence-length speculative-draft-model-path speculative-model speculative-num-draft-tokens stage
-swap-space target-modules tensor-model-parallel-size tensor-parallel tensor-parallel-degree
-tensor-parallel-size torch-compile torch-dtype tp-size train-batch-size train-micro-batch-size-per-gpu
-ubatch-size use-4bit use-distributed-optimizer use-flash-attention-2 use-flash-attn
-use-gradient-checkpointing use-liger use-liger-kernel use-lora use-peft users
-virtual-pipeline-model-parallel-size zero-stage
+learning-rate liger load-in-4bit load-in-8bit local-batch-size lora lora-alpha lora-dim lora-dropout lora-r
+lora-target lora-target-modules make-vocab-size-divisible-by mamba-full-memory-ratio
+max-cudagraph-capture-size max-length max-lora-rank max-mamba-cache-size max-new-tokens max-num-batched-tokens
+max-num-seqs max-position-embeddings max-running-requests max-seq-len max-seq-length max-steps max-tokens
+max-total-tokens mem-fraction-static micro-batch-size mixed-precision model-draft model-dtype model-max-length
+moe-expert-capacity-factor moe-pad-expert-input-to-capacity moe-router-force-load-balancing
+moe-token-dispatcher-type n-cpu-moe n-ctx n-gpu-layers num-ctx num-gpu-blocks-override num-gpu-layers
+num-prompts num-speculative-tokens num-train-epochs num-users num-virtual-stages-per-pipeline-rank
+offload-optimizer offload-optimizer-device offload-param offload-param-device optim optimizer-cpu-offload
+optimizer-in-bwd optimizer-name optimizer-type output-len override-tensor packing page-size parallel
+per-device-batch-size per-device-eval-batch-size per-device-train-batch-size per-gpu-train-batch-size
+pipeline-model-parallel-size pipeline-parallel pipeline-parallel-degree pipeline-parallel-size pp-size
+prompt-len qlora quantization quantization-method recompute-activations recompute-granularity recompute-method
+recompute-num-layers resid-pdrop sdp-attention seq-length sequence-len sequence-length
+speculative-draft-model-path speculative-model speculative-num-draft-tokens stage swap-space target-modules
+tensor-model-parallel-size tensor-parallel tensor-parallel-degree tensor-parallel-size torch-compile
+torch-dtype tp-size train-batch-size train-micro-batch-size-per-gpu ubatch-size use-4bit
+use-distributed-optimizer use-flash-attention-2 use-flash-attn use-gradient-checkpointing use-liger
+use-liger-kernel use-lora use-peft use-reentrant use-reentrant-gc users virtual-pipeline-model-parallel-size
+zero-stage
 """
 LIBRARY_NAMES = (
     "accelerate axolotl ddp fsdp hf huggingface llama-factory llama-server llamacpp lm-studio "

@@ -27,6 +27,11 @@ NEAR = 0.72
 is not.
 """
 SAID = ("true", "false")
+WITH_VALUES = {
+    ("use-gradient-checkpointing", "unsloth"): ("--recompute", "full", "--offload", "activations"),
+}
+"""Switches that have a third word, and what it says (unslothai/unsloth 015bdef unsloth/models/_utils.py:376).
+"""
 ON_OFF = {
     "true": True,
     "yes": True,
@@ -110,6 +115,10 @@ def _normalize_flag_words(words: Sequence[str], spelled: Spelled) -> Iterator[st
         flag, on = spelled.get(name, (None, True))
         if not is_flag(word) or flag is None:
             yield word
+        elif valued := WITH_VALUES.get((flag.name, value if equals else next(iter(rest), ""))):
+            if not equals:
+                rest.popleft()
+            yield from valued
         elif flag.metavar:
             dashed = not equals and rest and rest[0].startswith("-") and not is_flag(rest[0])
             yield f"{name}={rest.popleft() if dashed else value}" if equals or dashed else name

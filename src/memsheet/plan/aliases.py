@@ -26,6 +26,12 @@ and 2 is the optimizer's (deepspeedai/DeepSpeed edaa722 deepspeed/runtime/zero/c
 it as offload_optimizer on the CPU).
 """
 
+FIRST_LAYERS = "@first_layers"
+"""What Megatron's ``--recompute-method block`` makes of a number of layers: the first so many, where
+``uniform`` runs all again, so many at once (Megatron-LM d98e8a64
+megatron/core/transformer/transformer_block.py).
+"""
+
 
 class Meaning(NamedTuple):
     """What a word says: the value of a key, or what its values come to."""
@@ -79,6 +85,7 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
     ("transformers", "dropout", TRAIN, (), "hidden-dropout resid-pdrop"),
     ("megatron", "moe.capacity_factor", TRAIN, _MEGATRON, "moe-expert-capacity-factor"),
     ("megatron", "moe.dispatch", TRAIN, _MEGATRON, "moe-token-dispatcher-type"),
+    ("megatron", "recompute.every", TRAIN, _MEGATRON, "recompute-num-layers"),
     ("megatron", "vocab_multiple", TRAIN, _MEGATRON, "make-vocab-size-divisible-by"),
     ("transformers", "attention", "", (), "attn-implementation attention-implementation attention-backend"),
     ("peft", "adapter.rank", TRAIN, (), "lora-r lora-dim"),
@@ -156,10 +163,14 @@ _OTHERS: dict[str, Word] = {
     ),
     "recompute-activations": _switch_word("megatron", _meaning_where_on({"recompute.mode": "selective"}, task=TRAIN, engines=_MEGATRON)),
     "recompute-granularity": Word("megatron", (Meaning("recompute.mode", TRAIN, _MEGATRON),)),
+    "recompute-method": Word("megatron", (Meaning(task=TRAIN, engines=_MEGATRON, comes_to={
+        "uniform": {"?recompute.mode": "full"}, "block": {"?recompute.mode": "full", FIRST_LAYERS: 1}}),)),
+    **dict.fromkeys(("use-reentrant", "use-reentrant-gc"), _switch_word("transformers", Meaning("recompute.reentrant", TRAIN))),
     "activation-checkpoint-mode": Word("torchtitan", (Meaning("recompute.mode", TRAIN, ("torchtitan",)),)),
     **dict.fromkeys(("distributed-optimizer", "use-distributed-optimizer"), _switch_word("megatron", Meaning(
         task=TRAIN, engines=_MEGATRON, comes_to={"true": {"zero": 1}, "false": {"zero": 0}}))),
     **dict.fromkeys(("load-in-4bit", "use-4bit"), _switch_word("transformers", _meaning_where_on(_SINGLE))),
+    "bits": Word("qlora", (Meaning(task=TRAIN, comes_to={"4": _DOUBLE, "8": {"quantization.weights": "int8"}, "16": {}, "32": {}}),)),
     "load-in-8bit": _switch_word("transformers", _meaning_where_on({"quantization.weights": "int8"})),
     **dict.fromkeys(("lora", "use-lora", "use-peft"), _switch_word("peft", _meaning_where_on({"?adapter.rank": "lora"}, task=TRAIN))),
     "qlora": _switch_word("peft", _meaning_where_on(_QLORA, task=TRAIN)),

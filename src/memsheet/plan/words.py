@@ -16,7 +16,7 @@ from memsheet.late import late_functions
 from memsheet.patterns import late_pattern
 from memsheet.plan import aliases
 from memsheet.plan.accumulated_batch import ACCUMULATION, REPLICAS
-from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
+from memsheet.plan.aliases import ALIASES, FIRST_LAYERS, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
 from memsheet.plan.check import RULES
 from memsheet.plan.contradictions import SEQUENCES
 from memsheet.plan.engine_registry import KNOWN_NAMES, find_engine
@@ -87,6 +87,8 @@ def in_our_words(
         }
     if request.pop(PARTITIONED, None) and request.get("zero", (planned or {}).get("zero")) == 3:
         request.setdefault("offload.parameters", 1)
+    if request.pop(FIRST_LAYERS, None) and "recompute.every" in request:
+        request["recompute.layers"] = request.pop("recompute.every")
     assumed += tuple(
         f"{one.name} = {value} ({one.value})"
         for one in said

@@ -155,7 +155,7 @@ def _in_words_of_files(
     said, beside = without_allocator(changed_values(fix))
     after = case.ask(said) if said else None
 
-    # what the sheet has that no file says: layers that one process spreads, what is meant in a refused one's place
+    # what the sheet has that no file says: layers that one process spreads, what stands for a refused key
     own = join_on_cards(files.reads, {}, flags, job.ask["gpus"], where)[0].request
     meant = job.whole.request
     instead = {key: value for key, value in meant.items() if own.get(key) != value and key not in said}

@@ -12,7 +12,7 @@ from memsheet.budget import LibraryUse
 from memsheet.catalog import find_device, model_names, rented_cards
 from memsheet.errors import InputError, input_error, raise_if_problems
 from memsheet.frozen import NamedTuple, replace
-from memsheet.plan.aliases import LIBRARIES, library_named
+from memsheet.plan.aliases import ALIASES, LIBRARIES, library_named
 from memsheet.plan.device import parse_gpus
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.library_defaults import without_implied_keys
@@ -80,15 +80,17 @@ def target_named(what: str) -> Target:
     """What is solved for, by its name. Raises InputError for another one."""
     from memsheet.search.solve.targets import Target
 
-    try:
-        return Target(str(what).replace("_", "-"))
-    except ValueError:
+    name = str(what).replace("_", "-")
+    keys = {meaning.key for meaning in ALIASES[name].meanings} if name in ALIASES else set()
+    found = [target for target in Target if target.value == name or target.key in keys]
+    if not found:
         raise input_error(
             "solve",
             what,
             "is nothing that is solved for",
             f"one of {', '.join(target.value for target in Target)}",
-        ) from None
+        )
+    return next((target for target in found if target.value == name), found[0])
 
 
 def solve_question(

@@ -7,6 +7,7 @@ import pytest
 
 from memsheet.catalog import find_device
 from memsheet.cli import main
+from memsheet.questions.solve import target_named
 from memsheet.units import GIB
 
 TINY = ("llama-tiny", "--gpus", "1xA100-80GB")
@@ -178,3 +179,8 @@ def test_the_usual_length_is_taken_for_the_largest_model_and_shown(capsys):
     document = json.loads(out)
     assert document["plan"]["seq_len"] == 4096
     assert "seq_len = 4096" in " ".join(document["assumed"])
+
+
+@pytest.mark.parametrize("name", ["batch_size", "per_device_train_batch_size", "microbatch"])
+def test_what_is_solved_for_may_be_called_as_trainers_call_it(name: str) -> None:
+    assert target_named(name).value == "microbatch"

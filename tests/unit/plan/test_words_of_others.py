@@ -16,7 +16,7 @@ from memsheet.cli.line import parse_command_line
 from memsheet.errors import InputError
 from memsheet.exchange import find_format
 from memsheet.plan.accumulated_batch import with_accumulated_batch
-from memsheet.plan.aliases import ALIASES, LIBRARIES, PARTITIONED, SHORT_FLAGS, VALUES, Meaning
+from memsheet.plan.aliases import ALIASES, FIRST_LAYERS, LIBRARIES, PARTITIONED, SHORT_FLAGS, VALUES, Meaning
 from memsheet.plan.check import RULES
 from memsheet.plan.dtypes import dtype_named
 from memsheet.plan.names import SHORT
@@ -80,7 +80,15 @@ def test_every_word_is_of_a_command_and_every_meaning_is_of_a_key():
         for meaning in word.meanings:
             keys = {key.removeprefix("?") for come in (meaning.comes_to or {}).values() for key in come}
             keys |= {meaning.key} - {""}
-            assert keys <= {*RULES, "@accumulation", "@data_parallel", "@dtype", "@optim", PARTITIONED}
+            assert keys <= {
+                *RULES,
+                "@accumulation",
+                "@data_parallel",
+                "@dtype",
+                "@optim",
+                PARTITIONED,
+                FIRST_LAYERS,
+            }
             assert keys or meaning.refused
     assert {*SHORT_FLAGS.values()} <= ALIASES.keys()
     assert not {said(name) for name in ALIASES} & {*SHORT, "offload"}
@@ -448,3 +456,35 @@ def test_what_trainers_are_started_with_is_taken(given, comes_to):
 def test_a_file_of_deepspeed_is_sent_to_check():
     with pytest.raises(InputError, match="memsheet check FILE"):
         in_our_words({"deepspeed": "ds/zero2.json"}, "train")
+
+
+@pytest.mark.parametrize(
+    ("said", "keys"),
+    [
+        ({"bits": "4"}, {"quantization.weights": "nf4", "quantization.double_quant": True}),
+        ({"bits": "8"}, {"quantization.weights": "int8"}),
+        ({"use_reentrant": True}, {"recompute.reentrant": True}),
+        (
+            {"recompute_method": "uniform", "recompute_num_layers": 2},
+            {"recompute.mode": "full", "recompute.every": 2},
+        ),
+        (
+            {"recompute_method": "block", "recompute_num_layers": 2},
+            {"recompute.mode": "full", "recompute.layers": 2},
+        ),
+    ],
+)
+def test_words_of_training_scripts_say_what_their_readers_have_of_them(
+    said: dict[str, Any], keys: dict[str, Any]
+) -> None:
+    """artidoro/qlora qlora.py (bits); Megatron-LM core/transformer/transformer_block.py (both methods)."""
+    found = request_from(said)
+    assert {key: found.get(key) for key in keys} == keys
+    assert not any(key.startswith("@") for key in found)
+
+
+def test_a_switch_with_a_third_word_says_what_its_tool_does() -> None:
+    words = ["llama-tiny", "--use_gradient_checkpointing"]
+    for line in ([*words, "unsloth"], [*words[:-1], f"{words[-1]}=unsloth"]):
+        asked = plan_flag_values(parse_command_line(COMMANDS["train"], line))
+        assert (asked["recompute"], asked["offload"]) == ("full", "activations")

@@ -308,7 +308,7 @@ FORMAT = Format(
     }),
     unmodelled={
         f"{F}.fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.fsdp_activation_checkpointing_offload": (False,),
-        "dynamo_config.dynamo_backend": ("NO", "no"), "fp8_config": ({},), "mpirun_config": ({},),
+        "dynamo_config.dynamo_backend": ("NO", "no"), f"{F}.fsdp_ignored_modules": (), "fp8_config": ({},), "mpirun_config": ({},),
         f"{D}.offload_optimizer_nvme_path": ("none",), f"{D}.offload_param_nvme_path": ("none",), "use_cpu": (False,),
         f"{D}.deepspeed_moe_layer_cls_names": (), STRATEGY: (*_FULL, 1, *_KEPT, 2, "NO_SHARD", "3", 3),
     },
@@ -325,7 +325,7 @@ FORMAT = Format(
         f"{D}.deepspeed_multinode_launcher", f"{D}.deepspeed_hostfile", f"{D}.deepspeed_exclusion_filter", f"{D}.deepspeed_inclusion_filter",
         f"{F}.fsdp_state_dict_type", f"{F}.fsdp_cpu_ram_efficient_loading", f"{F}.fsdp_sync_module_states", f"{F}.fsdp_use_orig_params",
         f"{F}.fsdp_transformer_layer_cls_to_wrap", f"{F}.fsdp_backward_prefetch", f"{F}.fsdp_backward_prefetch_policy",
-        f"{F}.fsdp_forward_prefetch", f"{F}.fsdp_min_num_params", f"{F}.fsdp_ignored_modules",
+        f"{F}.fsdp_forward_prefetch", f"{F}.fsdp_min_num_params",
         f"{M}.parallelism_config_cp_backend", f"{M}.parallelism_config_sp_backend",
         f"{M}.parallelism_config_sp_seq_length", f"{M}.parallelism_config_sp_seq_length_is_variable",
     }),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.exchange.mistakes.case import Case, FoundMistake, Rule, answer_fits
@@ -124,6 +124,23 @@ def _async_tp_uncompiled(case: Case) -> Iterator[FoundMistake]:
             )
 
 
+def _unconverted(case: Case) -> Iterator[FoundMistake]:
+    """Its oldest releases had a switch in the table itself."""
+    for name, values in case.values("torchtitan-toml"):
+        named = str(values.get("model.converters", "")) + str(values.get("float8.enable_float8_linear", ""))
+        table = next((t for t in ("quantize.linear.float8", "float8") if _has_table(values, t)), None)
+        if table and "float8" not in named and "True" not in named:
+            yield FoundMistake(
+                where=f"{name}: {table}",
+                says="is read where model.converters names it; as it is, no product is in eight bits",
+                cure=f'model.converters = ["{table}"]',
+            )
+
+
+def _has_table(values: Mapping[str, Any], table: str) -> bool:
+    return any(at.startswith(f"{table}.") for at in values)
+
+
 _NARAYANAN = "Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters"
 SHAPE = (
     Rule(id="starved-pipeline", source=f"{_NARAYANAN}, section 2.2", looks=_starved_pipeline),
@@ -131,5 +148,6 @@ SHAPE = (
     Rule(id="recompute-without-need", source="Korthikanti et al. 2022, section 1: 30 to 40 % more time", looks=_needless_recompute, only_if_whole=True),
     Rule(id="beyond-positions", source="Chen et al. 2023, Extending Context Window of Large Language Models via Positional Interpolation, section 1", looks=_beyond_positions),
     Rule(id="gathered-logits", source="torchtitan 820504e torchtitan/config_manager.py:298", looks=_whole_vocabulary),
+    Rule(id="unconverted-float8", source="pytorch/torchtitan pull request 823: docs/float8.md", looks=_unconverted),
     Rule(id="async-tp-uncompiled", source="torchtitan 820504e models/llama3/parallelize_llama.py:54; b5bcd76 config/configs.py:306", looks=_async_tp_uncompiled),
 )  # fmt: skip

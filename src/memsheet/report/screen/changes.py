@@ -143,10 +143,21 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     return Group(
         Text(fix_title(fix, answer), "bold"),
         table,
+        *(Text(line) for line in _most_moved(fix, answer, look)),
         Text(memory_after_fix(fix, answer, look)),
         Text(change_line(changed_keys(fix), look, answer.plan.task)),
         *(Text(f"in {printable_line(name)}  {_joined(keys)}") for name, keys in fix.in_files),
     )
+
+
+def _most_moved(fix: Fix, answer: Answer, look: Look) -> Iterator[str]:
+    """What a change moves where the expected need fits without it: the most that may be needed."""
+    verdict = answer.verdict
+    if verdict is None or answer.cluster is None or fix.open_ended or verdict.no_most:
+        return
+    if verdict.device.value <= budget_of(answer.cluster).low_bytes and fix.device.high < verdict.device.high:
+        before, after = look.cell(int(verdict.device.high)), look.cell(int(fix.device.high))
+        yield f"the most that it may need  {before} → {after} {look.unit}"
 
 
 def _joined(keys: tuple[str, ...]) -> str:

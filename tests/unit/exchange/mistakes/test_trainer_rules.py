@@ -81,3 +81,23 @@ def test_a_length_by_its_older_name_is_read_and_told(
     assert int(found.answer.plan.workload.seq_len) == 512
     assert ("key-of-older-release" in {rule.id for rule, _ in found.mistakes}) is told
     assert found.stops is stops
+
+
+FOUR_BITS = """load_in_4bit: true
+use_peft: true
+lora_r: 8
+model_name_or_path: meta-llama/Llama-3.1-8B
+max_length: 1024
+bf16: true
+"""
+LAUNCH = "distributed_type: FSDP\nnum_processes: 8\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}\n"
+
+
+@pytest.mark.parametrize(("storage", "told"), [("", True), ("bnb_4bit_quant_storage: bfloat16\n", False)])
+def test_four_bits_that_fsdp2_leaves_whole_are_told(storage: str, told: bool, tmp_path: Path) -> None:
+    """accelerate 1.14 utils/fsdp_utils.py:789-811."""
+    recipe, launch = tmp_path / "recipe.yaml", tmp_path / "launch.yaml"
+    recipe.write_text(FOUR_BITS + storage)
+    launch.write_text(LAUNCH)
+    found = memsheet.check(recipe, launch, gpus="8xH100-80GB")
+    assert ("packs-whole" in {rule.id for rule, _ in found.mistakes}) is told
