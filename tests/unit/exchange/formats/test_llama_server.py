@@ -258,13 +258,17 @@ def test_a_length_that_the_cards_decide_is_open_where_their_memory_is(
 @pytest.mark.parametrize(
     ("line", "result"),
     [
-        ("-hf ggml-org/gemma-3-4b-it-GGUF", Result.UNCERTAIN),
-        ("-hf ggml-org/gemma-3-4b-it-GGUF --no-mmproj", Result.FITS),
+        ("-hf ggml-org/gemma-3-4b-it-GGUF", Result.FITS),  # pictures of one size: a bound is known
+        ("-hf ggml-org/gemma-3-4b-it-GGUF --image-max-tokens 4096", Result.UNCERTAIN),
+        ("-hf ggml-org/Qwen2.5-VL-7B-Instruct-GGUF", Result.UNCERTAIN),  # of any size
+        ("-hf ggml-org/Qwen2.5-VL-7B-Instruct-GGUF --no-mmproj", Result.FITS),
+        ("-m gemma-3-4b-it-Q4_K_M.gguf --mmproj mmproj-model-f16.gguf", Result.FITS),
+        ("-m Qwen3-8B-Q4_K_M.gguf --mmproj mmproj-model-f16.gguf", Result.UNCERTAIN),  # whose, nobody knows
         ("-hf unsloth/Qwen3-8B-GGUF", Result.FITS),
         ("-m gemma-3-4b-it-Q4_K_M.gguf", Result.FITS),
     ],
 )
-def test_a_projector_that_comes_with_a_repository_leaves_the_verdict_open(
+def test_a_projector_leaves_the_verdict_open_unless_its_bound_fits(
     tmp_path: Path, line: str, result: Result
 ) -> None:
     """tools/server/README.md: --mmproj-auto is on with -hf."""
