@@ -11,6 +11,7 @@ from memsheet.exchange.shared.file_format import FileReading, Moved
 from memsheet.exchange.shared.script_places import CARD
 from memsheet.exchange.verdict_doubts import least_of, tower_parameters
 from memsheet.formulas.serving.drafts import PREFIX
+from memsheet.formulas.serving.projectors import projector_bytes
 from memsheet.formulas.states.params import parameter_count
 from memsheet.frozen import replace
 from memsheet.late import late_functions
@@ -39,6 +40,7 @@ def moved_bytes(reads: Mapping[str, FileReading], answer: Answer | None) -> tupl
         "@towers": len(answer.model.towers),
         "@tower_parameters": tower_parameters(answer.model),
         "@tower_states": _tower_state_range(answer),
+        "@projector": _projector_most(answer),
         "@parameters": parameter_count(answer.model),
         "@ranks": answer.cluster.count if answer.cluster else 1,
         "@encodes": any(stack.role == "encoder" for stack in answer.model.stacks),
@@ -64,6 +66,12 @@ def moved_bytes(reads: Mapping[str, FileReading], answer: Answer | None) -> tupl
     )
     told = tuple(one for one in moves if one.instant is None or one.low_bytes or one.high_bytes)
     return (*told, *spread_moves(reads, answer))
+
+
+def _projector_most(answer: Answer) -> int | None:
+    """The most bytes of a model's encoder of pictures in llama.cpp; None where nothing bounds it."""
+    size = projector_bytes(answer.model) if answer.model.towers else None
+    return int(size.high) if size is not None else None
 
 
 STATES_AT_REST = (Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATES)

@@ -1,6 +1,7 @@
 """Servers whose memory nobody accounts and whose cache takes what a run of their own largest batch leaves:
-what that run may need more than the sheet says comes off the cache alone (huggingface/text-generation-inference
-db931fcf, server/text_generation_server/models/flash_causal_lm.py:1508, warmup).
+what that run may need more than the sheet says comes off the cache alone
+(huggingface/text-generation-inference db931fcf,
+server/text_generation_server/models/flash_causal_lm.py:1508, warmup).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ number on others (launcher/src/main.rs:28 compute_optimal, :1711, :1754).
 """
 DRAWN, ROWS = 8, 128
 """Tensors of logits in fp32 that the choosers of a token may have at once: what each penalty and each filter
-makes of them (utils/tokens.py HeterogeneousNextTokenChooser, utils/logits_process.py), for as many requests as
-the router takes at once (launcher/src/main.rs, max_concurrent_requests).
+makes of them (utils/tokens.py HeterogeneousNextTokenChooser, utils/logits_process.py), for as many requests
+as the router takes at once (launcher/src/main.rs, max_concurrent_requests).
 """
 
 
@@ -51,8 +52,8 @@ def _layer_flops(model: ModelSpec) -> int | None:
 
 
 def probed_batch(reads: Mapping[str, FileReading], answer: Answer) -> int | None:
-    """Tokens of the batch that the launcher takes on a card that it knows, where no file says them; None where
-    they are what the sheet has.
+    """Tokens of the batch that the launcher takes on a card that it knows, where no file says them; None
+    where they are what the sheet has.
     """
     if not any(_is_probed(read) and BATCH not in read.values for read in reads.values()):
         return None
@@ -70,8 +71,8 @@ def _is_probed(read: FileReading) -> bool:
 
 
 READ, LOGITS_OF_ALL = "3.3", "--enable-prefill-logprobs"
-"""Releases that have logits of last tokens alone unless a flag asks for all (flash_causal_lm.py:285); of those
-before it nobody has read that.
+"""Releases that have logits of last tokens alone unless a flag asks for all (flash_causal_lm.py:285); of
+those before it nobody has read that.
 """
 
 
@@ -82,8 +83,8 @@ def _has_all_logits(read: FileReading) -> bool:
 
 def most_of_run(answer: Answer, *, all_logits: bool) -> int | None:
     """The most bytes that a run of the largest batch takes on a rank beside weights and its cache: every
-    tensor of a layer at once, what the choosers make, a weight whole where it is kept in fewer bits, and logits
-    of every token. None of a model with a tower.
+    tensor of a layer at once, what the choosers make, a weight whole where it is kept in fewer bits, and
+    logits of every token. None of a model with a tower.
     """
     model, plan = answer.model, answer.plan
     if model.towers:
@@ -107,8 +108,8 @@ def most_of_run(answer: Answer, *, all_logits: bool) -> int | None:
 
 
 def _spare_bytes(read: FileReading, answer: Answer) -> int | None:
-    """Bytes of a cache that is sure beyond the sequence that it needs, or beyond a batch where a sequence is as
-    long as the cache allows; None of what does not fit or of another server.
+    """Bytes of a cache that is sure beyond the sequence that it needs, or beyond a batch where a sequence is
+    as long as the cache allows; None of what does not fit or of another server.
     """
     serving = answer.serving or {}
     if not _is_probed(read) or answer.verdict is None or "short_bytes" not in serving:
@@ -138,9 +139,9 @@ def tight_words(read: FileReading, answer: Answer) -> str:
         return ""
     tokens = int(answer.plan.serving.max_batched_tokens or 0)
     return (
-        f"{ACCOUNTING}: {TGI}'s own run of {tokens:,} tokens, which vLLM's activations stand in for, may take up "
-        f"to {format_bytes(most)}, and the cache spares {format_bytes(max(0, spare))}: {BATCH} {tokens // 2} does "
-        "with less"
+        f"{ACCOUNTING}: {TGI}'s own run of {tokens:,} tokens, which vLLM's activations stand in for, may "
+        f"take up to {format_bytes(most)}, and the cache spares {format_bytes(max(0, spare))}: "
+        f"{BATCH} {tokens // 2} does with less"
     )
 
 
@@ -148,6 +149,6 @@ def settled_words(answer: Answer) -> str:
     """What of such a server's sheet is another's."""
     tokens = int(answer.plan.serving.max_batched_tokens or 0)
     return (
-        f"activations and graphs are vLLM's: {TGI}'s cache takes what its own run of {tokens:,} tokens leaves, "
-        "and is what differs"
+        f"activations and graphs are vLLM's: {TGI}'s cache takes what its own run of {tokens:,} tokens "
+        "leaves, and is what differs"
     )

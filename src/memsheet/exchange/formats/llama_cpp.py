@@ -34,7 +34,7 @@ below 0 is 4 with kv_unified, whatever --no-kv-unified says; the default since p
 2025). llama-cli has one (``ONE_SLOT``).
 """
 ONE_SLOT = late_pattern(r"(?:^|[\s/])llama-cli(?:\s|$)")
-PROJECTOR = "--mmproj-auto"
+PROJECTOR, OWN_PROJECTOR = "--mmproj-auto", frozenset({"--mmproj", "--mmproj-url"})
 """On unless it is off: with a repository's model comes its projector, onto the GPU (common/arg.cpp)."""
 UNSET_VALUES = {"--ctx-size": (None, 0), "--n-gpu-layers": (None, "auto", -1)}
 """Flags that ``--fit`` may lower, with the values that leave them to it."""
@@ -129,7 +129,7 @@ def _parse_llama_command(text: str) -> Mapping[str, Any]:
         ):  # its name's end says that it has files of GGUF, the catalogue which is taken
             told, types = repository.lower().endswith("-gguf"), "Q4_K_M"
         found["--model"] = repository if told else f"{repository}:{types}"
-        found.setdefault(PROJECTOR, not {"--mmproj", "--mmproj-url"} & found.keys())
+        found.setdefault(PROJECTOR, not OWN_PROJECTOR & found.keys())
     found = _with_experts_as_rules(found)
     if found["--model"] is None and isinstance(address := found.pop("--model-url", None), str):
         found["--model"] = address.rpartition("/")[2]
@@ -199,8 +199,17 @@ def _moved_by_defaults(values: Values, asked: Values) -> Iterable[Moved]:
             yield Moved(at=at, why=why, low_bytes=-held, high_bytes=most)
     if values.get(PROJECTOR) is True and asked.get("@towers"):
         why = "the repository's projector is loaded, too, and is not in the sheet: --no-mmproj leaves it out"
-        yield Moved(at=PROJECTOR, why=why, low_bytes=0, high_bytes=EVERYTHING)
+        yield Moved(at=PROJECTOR, why=why, low_bytes=0, high_bytes=_most_of_projector(values, asked))
+    for at in (at for at in OWN_PROJECTOR if values.get(at)):
+        why = f"{values[at]} and its pictures are not in the sheet"
+        yield Moved(at=at, why=why, low_bytes=0, high_bytes=_most_of_projector(values, asked))
     yield from _lowered_to_fit(values)
+
+
+def _most_of_projector(values: Values, asked: Values) -> int:
+    """The most that a projector and its pictures take, unless a flag of theirs says otherwise."""
+    own = ("--mtmd-batch-max-tokens", "--image-max-tokens", "--image-min-tokens")
+    return EVERYTHING if any(at in values for at in own) else asked.get("@projector") or EVERYTHING
 
 
 def _lowered_to_fit(values: Values) -> Iterable[Moved]:
@@ -335,7 +344,7 @@ json-schema json-schema-file cache-ram cache-idle-slots context-shift reverse-pr
 host port reuse-port path cors-origins cors-methods cors-headers cors-credentials api-prefix ui ui-config ui-config-file webui tools api-key
 api-key-file ssl-key-file ssl-cert-file chat-template-kwargs timeout sse-ping-interval threads-http cache-prompt cache-reuse metrics props slots
 slot-save-path media-path jinja reasoning-format reasoning reasoning-effort reasoning-budget reasoning-budget-message reasoning-preserve
-chat-template chat-template-file prompt file interactive conversation color system-prompt single-turn multiline-input simple-io mmproj-auto
+chat-template chat-template-file prompt file interactive conversation color system-prompt single-turn multiline-input simple-io mmproj-auto mmproj mmproj-url
 lookup-cache-static lookup-cache-dynamic draft-max draft-min draft-p-min draft-p-split spec-type spec-ngram-size-n spec-ngram-size-m
 spec-ngram-min-hits spec-ngram-check-rate spec-draft-n-max spec-synth-len spec-synth-rates spec-draft-backend-sampling spec-draft-sampling
 spec-ngram-mod-n-min spec-ngram-mod-n-max spec-ngram-mod-n-match spec-ngram-simple-size-n spec-ngram-simple-size-m spec-ngram-simple-min-hits
@@ -351,7 +360,7 @@ _REMOVED = "draft-max draft-min spec-ngram-size-n spec-ngram-size-m spec-ngram-m
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "device": (),
     "moe-cache-mib": (0,), "n-cpu-ffn": (0,), "lora": (), "lora-scaled": (), "control-vector": (),
-    "control-vector-scaled": (), "control-vector-layer-range": (), "mmproj": (False,), "mmproj-url": (),
+    "control-vector-scaled": (), "control-vector-layer-range": (),
     "rpc": (), "kv-unified-per-slot": (), "pooling": (), "embedding": (False,), "rerank": (False,), "models-dir": (), "models-preset": (),
     "models-max": (), "docker-repo": (), "lazy-mode": ("auto", "off"), "override-kv": (), "fit-ctx": (), "mmproj-offload": (True,), "mmproj-device": (),
     "image-min-tokens": (), "image-max-tokens": (), "mtmd-batch-max-tokens": (), "model-url": (), "no-host": (False,), "backend-sampling": (False,),
@@ -367,5 +376,5 @@ FORMAT = Format(
     beside=serving.BESIDE | OF_THE_FILE, differs={"@model": "a file of that model, in the plan's types"}, known=frozenset(f"--{name}" for name in _KNOWN.split()),
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}},
     strict=("",), opens=serving.is_open_flag, removed=frozenset(f"--{name}" for name in _REMOVED.split()), taken=serving.variable_default_remarks, problems=_llama_plan_problems,
-    weighed=OF_DRAFT - DRAFT, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
+    weighed=(OF_DRAFT - DRAFT) | OWN_PROJECTOR, said={"task": "infer", "engine": "llama.cpp"}, moves=_moved_by_defaults, compose=_compose_llama_command, parse=_parse_llama_command,
 )  # fmt: skip

@@ -148,6 +148,12 @@ def _read_context(value: Any, values: Values) -> Mapping[str, Any]:
     return {"serving.max_model_len": value * _requests_at_once(values) if isinstance(value, int) else value}
 
 
+def _written_context(asked: Values) -> int | None:
+    """And back: what each slot has of the cells of all."""
+    cells, slots = asked.get("serving.max_model_len"), asked.get("serving.max_sequences") or 1
+    return cells // slots if isinstance(cells, int) else None
+
+
 def _read_flash_switch(value: Any, _: Values) -> Mapping[str, Any]:
     return {"attention": "eager"} if str(value).lower() in ("0", "false", "f") else {}
 
@@ -159,7 +165,7 @@ def _compose_modelfile(values: Values, _: Values) -> str:
 
 KEYS = (
     Key(at="FROM", says="@model", out=plan_file_name, back=lambda v, _: {"@model": gguf_model_name(str(v))}, source="docs/modelfile.mdx, FROM"),
-    Key(at=LENGTH, says="serving.max_model_len", back=_read_context, decides=(NO_LENGTH,), source=CONTEXT),
+    Key(at=LENGTH, says="serving.max_model_len", out=_written_context, back=_read_context, decides=(NO_LENGTH,), source=CONTEXT),
     Key(at="num_batch", says="serving.max_batched_tokens", source=RUNNER),
     Key(at="num_gpu", says="serving.gpu_layers", back=lambda v, _: {"serving.gpu_layers": v} if v != -1 else {}, source=RUNNER),
     Key(at=PARALLEL, out=lambda _: None, back=lambda _, values: {"serving.max_sequences": _requests_at_once(values)}, source=SERVER),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.budget import Answer, Result
+from memsheet.budget import Answer, Result, worst_sheet
 from memsheet.plan.aliases import engine_word
 from memsheet.report.screen.layout import join_phrases, wrap_command_line
 from memsheet.report.shared.look import Look
@@ -102,7 +102,8 @@ def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
     short: Bytes = serving["short_bytes"]
     yield join_phrases(_shortage_reason_phrases(answer, short, look), look.width, between=" ")
     if not _is_certain_shortage(answer, short):
-        yield join_phrases(_shortage_range_phrases(short, look), look.width, between=" ")
+        phrases = (*_shortage_range_phrases(short, look), *_unsure_phrases(answer, short, look))
+        yield join_phrases(phrases, look.width, between=" ")
         yield from _expected_start_words(serving, short, _needed_sequence_tokens(answer))
     yield from _pool_fix_lines(answer, short, look)
 
@@ -134,6 +135,9 @@ def _shortage_reason_phrases(answer: Answer, short: Bytes, look: Look) -> Iterat
         yield f"{program} {does}: {one}, and {flag} gives {look.room(room)}."
         return
     card = answer.cluster.device.framework_bytes if answer.cluster else 0
+    if room >= 0 and tokens <= 1:
+        yield f"{program} {does}: {fraction} leaves {look.room(room) if room else 'nothing'} for its cache."
+        return
     if room >= 0:
         yield f"{program} {does}: {one},"
         yield f"and {fraction} leaves {look.room(room) if room else 'nothing'}."
@@ -158,6 +162,22 @@ def _shortage_range_phrases(short: Bytes, look: Look) -> Iterator[str]:
     )
     yield f"Expected: {middle};"
     yield f"at best {best}, at worst {look.need(int(short.high))} missing."
+
+
+def _unsure_phrases(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
+    """What is more than half of what is not known of the room for a cache."""
+    spreads = {
+        component: size
+        for component in Component
+        if component is not Component.KV_CACHE and (size := worst_sheet(answer.sheets).of(component)).high
+    }
+    widest = max(spreads, key=lambda one: int(spreads[one].high - spreads[one].low), default=None)
+    if widest is None:
+        return
+    size = spreads[widest]
+    if 2 * int(size.high - size.low) > int(short.high - short.low):
+        what = widest.value.replace("_", " ")
+        yield f"What is not known is {what}: {look.room(int(size.low))} to {look.need(int(size.high))}."
 
 
 def _expected_start_words(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -258,13 +259,17 @@ def test_a_length_that_the_cards_decide_is_open_where_their_memory_is(
 @pytest.mark.parametrize(
     ("line", "result"),
     [
-        ("-hf ggml-org/gemma-3-4b-it-GGUF", Result.UNCERTAIN),
-        ("-hf ggml-org/gemma-3-4b-it-GGUF --no-mmproj", Result.FITS),
+        ("-hf ggml-org/gemma-3-4b-it-GGUF", Result.FITS),  # pictures of one size: a bound is known
+        ("-hf ggml-org/gemma-3-4b-it-GGUF --image-max-tokens 4096", Result.UNCERTAIN),
+        ("-hf ggml-org/Qwen2.5-VL-7B-Instruct-GGUF", Result.UNCERTAIN),  # of any size
+        ("-hf ggml-org/Qwen2.5-VL-7B-Instruct-GGUF --no-mmproj", Result.FITS),
+        ("-m gemma-3-4b-it-Q4_K_M.gguf --mmproj mmproj-model-f16.gguf", Result.FITS),
+        ("-m Qwen3-8B-Q4_K_M.gguf --mmproj mmproj-model-f16.gguf", Result.UNCERTAIN),  # whose, nobody knows
         ("-hf unsloth/Qwen3-8B-GGUF", Result.FITS),
         ("-m gemma-3-4b-it-Q4_K_M.gguf", Result.FITS),
     ],
 )
-def test_a_projector_that_comes_with_a_repository_leaves_the_verdict_open(
+def test_a_projector_leaves_the_verdict_open_unless_its_bound_fits(
     tmp_path: Path, line: str, result: Result
 ) -> None:
     """tools/server/README.md: --mmproj-auto is on with -hf."""
@@ -505,3 +510,16 @@ def test_a_model_that_sees_comes_with_its_projector_in_ollama(
     assert found.answer.verdict is not None
     assert found.answer.verdict.result is result
     assert any("projector" in one.why for one in found.moved) is (result is Result.UNCERTAIN)
+
+
+def test_a_shorter_context_is_told_in_ollamas_own_setting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cells of all slots are num_ctx of each (llm/llama_server.go:375)."""
+    (tmp_path / "a.sh").write_text("OLLAMA_NUM_PARALLEL=4 OLLAMA_CONTEXT_LENGTH=65536 ollama run qwen3:14b\n")
+    main(["check", str(tmp_path / "a.sh"), "--gpus", "1xRTX4090"])
+    shown = " ".join(capsys.readouterr().out.split())
+    told = re.search(r"sequences of ([\d,]+) tokens .*? replace num_ctx: 65536 by num_ctx: (\d+)", shown)
+    assert told is not None
+    assert int(told[1].replace(",", "")) == 4 * int(told[2])
+    assert "memsheet's own flag" not in shown
