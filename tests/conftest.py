@@ -53,6 +53,8 @@ SWEEPS = {
     "test_claims_of_fit.py::test_no_finding_on_others_files_is_surer_than_the_verdict": 5,
     "test_cli_solve.py::test_the_exit_code_says_whether_anything_fits": 4,
     "test_compiled_loop.py::test_any_script_reserves_the_same": 3,
+    "test_cures_read_back.py::test_a_change_written_as_it_is_printed_gives_what_it_promised": 3,
+    "test_cures_read_back.py::test_no_mistake_stays_that_its_own_cure_mended": 3,
     "test_defaults.py::test_a_model_and_a_card_are_enough": 4,
     "test_documented_code.py::test_the_code_of_a_page_runs": 4,
     "test_ends.py::test_where_nobody_reads_there_is_no_traceback": 6,
@@ -94,7 +96,9 @@ SWEEPS = {
     "test_models_by_name.py::test_every_copy_of_every_model_has_its_shapes": 3,
     "test_models_by_name.py::test_what_somebody_made_of_a_model_is_that_model_and_said_so": 2,
     "test_notebook.py::test_another_method_of_trl_is_read_and_told": 2,
+    "test_open_arguments.py::test_arguments_that_nobody_knows_leave_no_sure_verdict": 3,
     "test_option_contract.py::test_every_key_changes_the_sheet_or_is_refused": 4,
+    "test_phases_traced.py::test_a_phase_is_what_the_code_allocates": 2,
     "test_pickles.py::test_it_is_refused_at_once_and_for_little": 2,
     "test_picture.py::test_no_word_lies_on_another_or_leaves_the_page": 2,
     "test_plan_infer.py::test_a_line_to_run_asks_for_the_users_and_is_answered_as_the_plan_is": 3,
@@ -142,6 +146,7 @@ SWEEPS = {
     "test_ways_to_fit.py::test_layers_on_the_card_are_as_many_as_fit": 2,
     "test_ways_to_fit.py::test_shared_memory_is_offered_once": 4,
     "test_wild_configs.py::test_what_runs_is_not_told_that_it_does_not_start": 4,
+    "test_wrapped_launches.py::test_a_launcher_leaves_a_scripts_own_division_as_it_is": 4,
 }
 """Tests with many like cases, of which ``make test`` runs one in so many and ``make test-slow`` the others:
 each takes two seconds or so of a quick run.
