@@ -34,7 +34,7 @@ LONG = (
     "test_agreement", "test_against_cpu", "test_trace_distributed", "test_measure_ranks", "test_safe_path", "test_run_ranks", "test_verify",
     "test_trace", "test_solve_as_answered", "test_search_optimum", "test_ways_to_fit", "test_typed_ways", "test_techniques_offload",
     "test_ends", "test_trace_families", "test_wild_configs", "test_plans_report", "test_models_by_name", "test_solve", "test_lint_training",
-    "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers",
+    "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers", "test_cures_read_back",
 )  # fmt: skip
 """Files that take longest, which begin first: files are shared out whole, and one that began last would keep
 the others waiting.
@@ -67,6 +67,7 @@ SWEEPS = {
     "test_exchange_laws.py::test_what_is_written_reads_back_as_the_plan": 9,
     "test_exchange_mutations.py::test_any_value_anywhere": 3,
     "test_families.py::test_a_step_has_the_traced_high_water_marks": 11,
+    "test_fastest_first.py::test_it_is_the_first_of_all_plans": 3,
     "test_faults.py::test_files_are_as_they_were_or_as_they_were_to_be": 3,
     "test_fix_as_printed.py::test_a_fix_holds_when_its_flags_are_added": 4,
     "test_fixes.py::test_what_is_proposed_fits_when_it_is_accounted_again": 3,
@@ -75,6 +76,7 @@ SWEEPS = {
     "test_given_pictures.py::test_pictures_are_on_record_once": 2,
     "test_grid.py::test_rows_are_plans_and_no_plan_is_missing": 2,
     "test_headline_closes.py::test_need_and_room_are_what_a_card_gives": 2,
+    "test_headline_and_table.py::test_of_a_question": 2,
     "test_heat.py::test_every_cell_is_the_best_of_its_plans": 3,
     "test_launched_script.py::test_llama_factorys_command_says_what_its_file_says": 3,
     "test_left_open.py::test_kernels_that_only_save_leave_a_job_that_fits_sure": 2,
@@ -109,6 +111,7 @@ SWEEPS = {
     "test_program_releases.py::test_a_file_that_its_authors_run_is_not_said_to_stop": 23,
     "test_program_releases.py::test_a_key_that_nobody_knows_is_a_remark_where_no_release_is_said": 21,
     "test_published_plans.py::test_a_published_plan_fits_and_ours_is_at_least_as_fast": 3,
+    "test_rank.py::test_where_no_step_is_timed_the_plan_that_asks_least_comes_first": 2,
     "test_ranks_without_card.py::test_processes_of_the_files_are_the_gpus_of_the_sheet": 3,
     "test_record.py::test_a_recording_says_what_the_layers_that_are_written_down_say": 6,
     "test_recorded_ends.py::test_a_record_says_at_the_peak_what_a_trace_says": 4,
