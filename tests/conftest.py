@@ -34,7 +34,7 @@ LONG = (
     "test_agreement", "test_against_cpu", "test_trace_distributed", "test_measure_ranks", "test_safe_path", "test_run_ranks", "test_verify",
     "test_trace", "test_solve_as_answered", "test_search_optimum", "test_ways_to_fit", "test_typed_ways", "test_techniques_offload",
     "test_ends", "test_trace_families", "test_wild_configs", "test_plans_report", "test_models_by_name", "test_solve", "test_lint_training",
-    "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers",
+    "test_exchange_laws", "test_techniques_lora", "test_plan_pictures", "test_amplifiers", "test_cures_read_back",
 )  # fmt: skip
 """Files that take longest, which begin first: files are shared out whole, and one that began last would keep
 the others waiting.
@@ -53,6 +53,8 @@ SWEEPS = {
     "test_claims_of_fit.py::test_no_finding_on_others_files_is_surer_than_the_verdict": 5,
     "test_cli_solve.py::test_the_exit_code_says_whether_anything_fits": 4,
     "test_compiled_loop.py::test_any_script_reserves_the_same": 3,
+    "test_cures_read_back.py::test_a_change_written_as_it_is_printed_gives_what_it_promised": 3,
+    "test_cures_read_back.py::test_no_mistake_stays_that_its_own_cure_mended": 3,
     "test_defaults.py::test_a_model_and_a_card_are_enough": 4,
     "test_documented_code.py::test_the_code_of_a_page_runs": 4,
     "test_ends.py::test_where_nobody_reads_there_is_no_traceback": 6,
@@ -65,6 +67,7 @@ SWEEPS = {
     "test_exchange_laws.py::test_what_is_written_reads_back_as_the_plan": 9,
     "test_exchange_mutations.py::test_any_value_anywhere": 3,
     "test_families.py::test_a_step_has_the_traced_high_water_marks": 11,
+    "test_fastest_first.py::test_it_is_the_first_of_all_plans": 3,
     "test_faults.py::test_files_are_as_they_were_or_as_they_were_to_be": 3,
     "test_fix_as_printed.py::test_a_fix_holds_when_its_flags_are_added": 4,
     "test_fixes.py::test_what_is_proposed_fits_when_it_is_accounted_again": 3,
@@ -73,6 +76,7 @@ SWEEPS = {
     "test_given_pictures.py::test_pictures_are_on_record_once": 2,
     "test_grid.py::test_rows_are_plans_and_no_plan_is_missing": 2,
     "test_headline_closes.py::test_need_and_room_are_what_a_card_gives": 2,
+    "test_headline_and_table.py::test_of_a_question": 2,
     "test_heat.py::test_every_cell_is_the_best_of_its_plans": 3,
     "test_launched_script.py::test_llama_factorys_command_says_what_its_file_says": 3,
     "test_left_open.py::test_kernels_that_only_save_leave_a_job_that_fits_sure": 2,
@@ -94,7 +98,9 @@ SWEEPS = {
     "test_models_by_name.py::test_every_copy_of_every_model_has_its_shapes": 3,
     "test_models_by_name.py::test_what_somebody_made_of_a_model_is_that_model_and_said_so": 2,
     "test_notebook.py::test_another_method_of_trl_is_read_and_told": 2,
+    "test_open_arguments.py::test_arguments_that_nobody_knows_leave_no_sure_verdict": 3,
     "test_option_contract.py::test_every_key_changes_the_sheet_or_is_refused": 4,
+    "test_phases_traced.py::test_a_phase_is_what_the_code_allocates": 2,
     "test_pickles.py::test_it_is_refused_at_once_and_for_little": 2,
     "test_picture.py::test_no_word_lies_on_another_or_leaves_the_page": 2,
     "test_plan_infer.py::test_a_line_to_run_asks_for_the_users_and_is_answered_as_the_plan_is": 3,
@@ -105,6 +111,7 @@ SWEEPS = {
     "test_program_releases.py::test_a_file_that_its_authors_run_is_not_said_to_stop": 23,
     "test_program_releases.py::test_a_key_that_nobody_knows_is_a_remark_where_no_release_is_said": 21,
     "test_published_plans.py::test_a_published_plan_fits_and_ours_is_at_least_as_fast": 3,
+    "test_rank.py::test_where_no_step_is_timed_the_plan_that_asks_least_comes_first": 2,
     "test_ranks_without_card.py::test_processes_of_the_files_are_the_gpus_of_the_sheet": 3,
     "test_record.py::test_a_recording_says_what_the_layers_that_are_written_down_say": 6,
     "test_recorded_ends.py::test_a_record_says_at_the_peak_what_a_trace_says": 4,
@@ -142,6 +149,7 @@ SWEEPS = {
     "test_ways_to_fit.py::test_layers_on_the_card_are_as_many_as_fit": 2,
     "test_ways_to_fit.py::test_shared_memory_is_offered_once": 4,
     "test_wild_configs.py::test_what_runs_is_not_told_that_it_does_not_start": 4,
+    "test_wrapped_launches.py::test_a_launcher_leaves_a_scripts_own_division_as_it_is": 4,
 }
 """Tests with many like cases, of which ``make test`` runs one in so many and ``make test-slow`` the others:
 each takes two seconds or so of a quick run.

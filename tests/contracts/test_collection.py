@@ -10,7 +10,7 @@ from traceback import format_exception
 
 import pytest
 
-from laws import every
+from laws import Going, every
 
 TESTS = Path(__file__).parents[1]
 
@@ -29,7 +29,8 @@ def test_sweeps_that_are_spread_are_tests() -> None:
     assert [f"{file}::{name}" for file, name in spread if f"def {name}(" not in files[file]] == []
 
 
-def test_a_law_over_many_cases_tells_every_one_that_breaks_it() -> None:
+def test_a_law_over_many_cases_tells_every_one_that_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Going, "first", False)
     seen = []
 
     @every("number, square", [(n, n * n if n % 4 else -1) for n in range(1, 33)])
@@ -45,7 +46,11 @@ def test_a_law_over_many_cases_tells_every_one_that_breaks_it() -> None:
     assert [n for n in range(1, 33) if f"the case: {n}, " in told] == [*range(4, 33, 4)]
 
 
-def test_a_law_keeps_its_fixtures_and_is_skipped_where_all_its_cases_are() -> None:
+def test_a_law_keeps_its_fixtures_and_is_skipped_where_all_its_cases_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Going, "first", False)
+
     @every("other", ["a", "b"])
     @every("one", [1, 2], ids=str)
     def law(one: int, other: str, tmp_path: Path) -> None:
@@ -56,3 +61,15 @@ def test_a_law_keeps_its_fixtures_and_is_skipped_where_all_its_cases_are() -> No
     law(tmp_path=Path())
     with pytest.raises(pytest.skip.Exception):
         law(tmp_path=TESTS)
+
+
+def test_a_quick_run_takes_the_first_case_of_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Going, "first", True)
+    seen = []
+
+    @every("number", [1, 2])
+    def law(number: int) -> None:
+        seen.append(number)
+
+    law()
+    assert seen == [1]

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ TOLD = {"verl": {"$.roles"}, "llamafactory": {"enable_liger_kernel (RoPE, norms,
 """By format, doubts that its files have, or those with a fused loss: one switch is of further kernels
 there.
 """
-MANY = 200
+MANY = 100
 MODELS = {"torchtune": "meta-llama/Llama-3.1-8B"}
 """By format, a model that it has a name of its own for, where it takes no other."""
 BOTH = {"offload.optimizer": 1, "offload.parameters": 1}
@@ -107,28 +107,38 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def plans(engine: str) -> Iterator[tuple[Plan, Any]]:
-    """Legal plans of an engine on some cards, without end and the same every time; combinations that it does
-    not have are passed over.
-    """
+    """Legal plans of an engine on some cards, without end and the same every time, each made once."""
+    kept, more = KEPT.setdefault(engine, ([], _random_plans(engine)))
+    for place in count():
+        if place == len(kept):
+            kept.append(next(more))
+        yield kept[place]
+
+
+KEPT: dict[str, tuple[list[tuple[Plan, Any]], Iterator[tuple[Plan, Any]]]] = {}
+
+
+def _random_plans(engine: str) -> Iterator[tuple[Plan, Any]]:
+    """Combinations that an engine does not have are passed over."""
     of, dice = CHOICES[engine], random.Random(engine)
     while True:
-        count, micro, rounds = dice.choice(of["counts"]), dice.randint(1, 4), dice.randint(1, 5)
+        cards, micro, rounds = dice.choice(of["counts"]), dice.randint(1, 4), dice.randint(1, 5)
         adapter = dice.choice(of.get("adapters", ({}, {}, {"adapter.rank": 8})))
         request = {
-            "task": "train", "engine": of.get("engine", engine), "seq_len": dice.randint(8, of.get("longest", 512)), "microbatch": micro, "global_batch": micro * rounds * count,
+            "task": "train", "engine": of.get("engine", engine), "seq_len": dice.randint(8, of.get("longest", 512)), "microbatch": micro, "global_batch": micro * rounds * cards,
             "attention": dice.choice(of.get("attention", ("sdpa", "eager"))), "loss": dice.choice(of.get("losses", ("plain", "fused"))), **adapter,
             **dice.choice(of["offload"]), "allocator.expandable_segments": dice.random() < 0.5,
             **dice.choice(({}, {"recompute.mode": "full"}, {"recompute.every": 2})), "optimizer.name": dice.choice(of["optimizers"]),
             "zero": dice.choice(of["zero"]), **dice.choice(of.get("mesh", ({},))), **({} if adapter else {"precision.name": dice.choice(of["precisions"])}),
         }  # fmt: skip
-        machines = cluster("A100-80GB", count)
+        machines = cluster("A100-80GB", cards)
         with contextlib.suppress(InputError):
             yield resolve_request(request, model("llama-tiny"), machines).plan, machines
 
 
 @cache
 def drawn(engine: str) -> tuple[tuple[Plan, Any], ...]:
-    """The first two hundred of them."""
+    """The first hundred of them."""
     return tuple(islice(plans(engine), MANY))
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import traceback
+from cProfile import Profile
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -90,21 +91,19 @@ def _ask(command: tuple[str, ...], folder: Path, *, counted: bool) -> None:
         sys.stdout, sys.stderr = (
             os.fdopen(os.dup(descriptor), "w", encoding="utf-8") for descriptor in (1, 2)
         )
-        calls = [0]
-
-        def called(_: object, event: str, __: object) -> None:
-            calls[0] += event in ("call", "c_call")
-
+        calls = Profile(subcalls=False)
         with of_one_command() as spent:
-            sys.setprofile(called if counted else None)
+            if counted:
+                calls.enable()
             code = main([*command])
-            sys.setprofile(None)
+            calls.disable()
         read, built = spending.MOST_BYTES - spent.bytes.left, spending.MOST_VALUES - spent.values.left
         sys.stdout.flush()
         sys.stderr.flush()
         used = resource.getrusage(resource.RUSAGE_SELF)
         (folder / "used").write_text(
-            f"{used.ru_utime + used.ru_stime} {resident('VmHWM') - before} {read} {built} {calls[0]}"
+            f"{used.ru_utime + used.ru_stime} {resident('VmHWM') - before} {read} {built} "
+            f"{sum(entry.callcount for entry in calls.getstats())}"
         )
         os._exit(code)
     except BaseException:  # noqa: BLE001

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -244,6 +246,15 @@ def read_back(folder: Path, file: str, text: str, words: str, gpus: str) -> Chec
     return memsheet.check(folder / file, gpus=gpus)
 
 
+@cache
+def checked(case: str) -> Checked:
+    """What is told of a job as it stands: once for all that is asked of it."""
+    file, text, gpus = CASES[case]
+    with TemporaryDirectory() as folder:
+        (Path(folder) / file).write_text(text)
+        return memsheet.check(Path(folder) / file, gpus=gpus)
+
+
 def needed(found: Checked) -> int:
     assert found.answer is not None
     assert found.answer.job is not None, found.why_not
@@ -253,8 +264,7 @@ def needed(found: Checked) -> int:
 @pytest.mark.parametrize("case", CASES)
 def test_a_change_written_as_it_is_printed_gives_what_it_promised(tmp_path: Path, case: str) -> None:
     file, text, gpus = CASES[case]
-    (tmp_path / file).write_text(text)
-    found = memsheet.check(tmp_path / file, gpus=gpus)
+    found = checked(case)
     before = needed(found)
     cures: list[tuple[str, FoundMistake]] = [
         (rule.id, one)
@@ -292,8 +302,7 @@ OWN_BATCHES = {
 def test_a_batch_of_one_pass_alone_is_told_and_changes_the_verdict(tmp_path: Path, case: str) -> None:
     """A pass that is too large is not mended by another's option: none was offered."""
     file, text, gpus = CASES[case]
-    (tmp_path / file).write_text(text)
-    found = memsheet.check(tmp_path / file, gpus=gpus)
+    found = checked(case)
     assert found.result is not memsheet.Result.FITS
     own = [str(one.cure) for rule, one in found.mistakes if rule.id in ("job-rows", "job-tokens")]
     assert [one for one in own if OWN_BATCHES[case] in one], (own, found.mistakes)
@@ -306,11 +315,9 @@ def test_a_batch_of_one_pass_alone_is_told_and_changes_the_verdict(tmp_path: Pat
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_jobs_range_is_that_of_its_phases_and_its_doubt_is_told_first(tmp_path: Path, case: str) -> None:
+def test_a_jobs_range_is_that_of_its_phases_and_its_doubt_is_told_first(case: str) -> None:
     """The rows' ends were those of one instant alone, and without what the files leave open."""
-    file, text, gpus = CASES[case]
-    (tmp_path / file).write_text(text)
-    found = memsheet.check(tmp_path / file, gpus=gpus)
+    found = checked(case)
     assert found.answer is not None
     verdict = found.answer.verdict
     assert verdict is not None

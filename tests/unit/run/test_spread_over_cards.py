@@ -17,6 +17,8 @@ from memsheet.questions.question_parts import catalog_entry
 from memsheet.readers.model import Config, find_config
 from memsheet.sheet import Instant
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 ROOM = 10**13
 """More bytes than any card has."""
 LAYERS = "model.layers."

@@ -14,6 +14,8 @@ from memsheet.errors import InputError
 from memsheet.questions.traced import Options, trace_with_timelines
 from memsheet.sheet import Component, Instant, Sheet
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 pytest.importorskip("torch")
 
 TINY: dict[str, Any] = {

@@ -696,10 +696,11 @@ def buffers_of_cache(config):
 def test_a_release_that_no_gguf_type_holds_is_whole_in_its_file_and_smaller_where_quantized(
     name: str, stored: str
 ) -> None:
-    whole = infer(name, gpus="1xH100-80GB", engine="llama.cpp", max_model_len=2048)
+    asked = {"gpus": "1xH100-80GB", "engine": "llama.cpp", "max_model_len": 2048, "fix": False}
+    whole = infer(name, **asked)
     told = [line for line in whole.assumed if line.startswith("quantization.weights = none")]
     assert len(told) == 1
     assert f"released in {stored}," in told[0]
-    packed = infer(name, gpus="1xH100-80GB", engine="llama.cpp", max_model_len=2048, quantize="gguf:Q8_0")
+    packed = infer(name, **asked, quantize="gguf:Q8_0")
     sizes = [answer.sheets[0].of(Component.PARAMETERS).value for answer in (whole, packed)]
     assert sizes[0] > 1.8 * sizes[1]  # of 16 bits and 8.5

@@ -17,6 +17,8 @@ from memsheet.plan.model import Role
 from memsheet.sheet import Component
 from small_stage import planned, stage
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 
 @pytest.mark.parametrize(("zero", "arrives"), [(3, 96), (2, 0)])
 def test_the_first_layers_backward_gathers_embeddings_ahead(zero: int, arrives: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -71,11 +72,17 @@ def jobs() -> list[dict[str, Any]]:
     ]
 
 
+@cache
+def answered(model: str, number: int) -> Answer:
+    """What comes of a job, once for all that is asked of it."""
+    return memsheet.train(model, gpus="8xH200", seq_len=1024, fix=False, slack="bounds", **jobs()[number])
+
+
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.2-1b"])
 def test_a_dtype_over_a_share_comes_to_the_size_beside_it(model: str) -> None:
     checked = 0
-    for job in jobs():
-        answer = memsheet.train(model, gpus="8xH200", seq_len=1024, fix=False, slack="bounds", **job)
+    for number, job in enumerate(jobs()):
+        answer = answered(model, number)
         for row in peak_table_rows(answer, answer.sheets[0], LOOK):
             if row.component in STATES and row.size.value > GIB / 10:
                 told = of_words(row.words, answer)
@@ -87,9 +94,9 @@ def test_a_dtype_over_a_share_comes_to_the_size_beside_it(model: str) -> None:
 
 def test_every_row_of_tensors_has_a_reason() -> None:
     for model in ("llama-3.1-8b", "gpt-oss-20b"):
-        for job in jobs():
+        for number, job in enumerate(jobs()):
             try:
-                answer = memsheet.train(model, gpus="8xH200", seq_len=1024, fix=False, slack="bounds", **job)
+                answer = answered(model, number)
             except memsheet.InputError:
                 continue
             for row in peak_table_rows(answer, answer.sheets[0], LOOK):

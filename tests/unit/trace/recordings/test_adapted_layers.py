@@ -19,6 +19,8 @@ from memsheet.resolve import resolve_request
 from memsheet.run import adapters
 from memsheet.trace.recordings.kinds import first_trained_layer, kind_representatives, recorded_parameters
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 CONV, ATTENTION = 0, 1
 KINDS = (CONV, CONV, ATTENTION, CONV, ATTENTION, CONV)
 LAYERS = (

@@ -173,6 +173,7 @@ def test_a_record_of_a_generation_is_the_same_after_json():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_children")
 def test_a_trace_takes_the_attention_that_there_is():
     config = {"model_type": "blip", **CONFIGS["blip"]}
     answer = memsheet.trace(config, gpus="1xH200", engine="transformers", max_model_len=64)

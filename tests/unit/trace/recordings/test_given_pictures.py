@@ -11,6 +11,8 @@ import memsheet
 from memsheet.sheet import Component, Instant
 from memsheet.trace.recordings import record
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 TEXT = {
     "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 500,
     "num_hidden_layers": 5, "cross_attention_layers": [1, 3], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,

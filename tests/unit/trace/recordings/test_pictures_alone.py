@@ -8,6 +8,8 @@ pytest.importorskip("transformers")
 import memsheet
 from memsheet.sheet import Component, Instant
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 PICTURES = {"model_type": "dinov2", "hidden_size": 192, "num_attention_heads": 3, "num_hidden_layers": 3}
 STEP = {"gpus": "1xH200", "microbatch": 2, "seq_len": 256}
 

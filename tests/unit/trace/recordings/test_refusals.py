@@ -18,6 +18,8 @@ from memsheet.trace.recordings.observe import NotRecordableError
 from memsheet.trace.recordings.record import playable_document
 from memsheet.trace.recordings.worker import LONGEST, _failure
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 STORED = RecordedPass(
     storages=(RecordedStorage("cache", ((8, 1, 1),)),), forward=(("alloc", 0),), backward=(), saved=(0,)
 )

@@ -11,6 +11,8 @@ from memsheet.errors import InputError
 from memsheet.questions.traced import Options, trace_with_timelines
 from memsheet.sheet import Component, Instant, Sheet
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
     "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False, "head_dim": 64,
