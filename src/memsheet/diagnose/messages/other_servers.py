@@ -105,7 +105,8 @@ def _refused_beside_cache(message: Message, log: Log) -> tuple[Cause, str] | Non
     return None
 
 
-def _refused_runtime(message: Message, log: Log) -> Judgement:
+def refused_runtime(message: Message, log: Log) -> Judgement:
+    """A call of a server to the driver, judged by what its log says of its cache and of its weights."""
     batch = halved("--max_batch_size", stated_number(log, message.line, "max_batch_size"))
     told = _refused_beside_cache(message, log)
     if told and told[0] is Cause.REAL_NEED:
@@ -258,7 +259,7 @@ def _refused_turbomind(message: Message, log: Log) -> Judgement:
     serves = cache is not None and _READS_REQUESTS.search(log.squeezed, cache.end, place) is not None
     little = cache is not None and cache.left is not None and cache.left.high < OUTSIDE_MOST
     if cache is None or not (serves or little):
-        return replace(_refused_runtime(message, log), cures=lower)
+        return replace(refused_runtime(message, log), cures=lower)
     left = f", which left {size_words(cache.left)}" if cache.left else ""
     when = "stood, and the server read requests" if serves else "was taken"
     return Judgement(
@@ -311,7 +312,7 @@ FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("length", re.compile(r"Notenoughmemorytohandle`?max_total_tokens`?=(?P<count>\d{1,9})"), _refused_length),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,120}?outofmemory"), _refused_turbomind),
-    Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
+    Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), refused_runtime),
     Form("runtime", re.compile(r"Noenoughgpumemoryfor(?:runtime|kvcache)"), _without_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
 )  # fmt: skip
