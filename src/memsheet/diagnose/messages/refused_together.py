@@ -17,21 +17,21 @@ _ERROR = re.compile(
     r"(?:[\w.]{1,120}(?:Error|Exception|Failure)\b|.{0,60}?\b(?:ERROR|FATAL|[Ee]rror|[Ff]atal)\b\]?\s?[:)\]])"
 )
 """How a line begins that ends a program."""
-_WORD = r"(?:--)?[\w`'./+=-]{1,40}"
+_WORD = r"(?:--)?[\w`'./+=<>-]{1,40}"
 _WHAT = rf"(?P<what>{_WORD}(?: {_WORD}){{0,6}}?)"
 _OTHER = r"(?P<other>[^\n.;:\"()]{2,80}?)(?=[.;:,\"()]|$)"
 _CARD = (
     r"(?:(?:this|the|your|current|given) )*(?:(?:GPU|CUDA|NVIDIA|AMD|ROCm) )*"
     r"(?:architecture|arch|devices?|GPUs?|cards?|hardware|platform|compute capabilit(?:y|ies)|capabilit(?:y|ies))\b"
 )
-_KIND = r"(?:compute capabilit(?:y|ies)|\bSM ?_?\d{2,3}|\bsm_?\d{2,3}|\bgfx\d{3,4}|Ampere|Ada\b|Hopper|Blackwell|Turing|Volta|MI\d00)"
+_KIND = r"(?:compute capabilit(?:y|ies)|\bSM ?_?\d{2,3}|\bsm_?\d{2,3}|\bgfx\d{3,4}|Ampere|Ada\b|Hopper|Blackwell|Turing|Volta|MI\d{3}|[ABHLV]\d{2,3}\b|RTX)"
 _NOT = r"(?:(?:currently|yet|still) )?(?:not (?:(?:yet|currently) )?(?:supported|implemented|available|compatible)|unsupported|incompatible)"
 _OF_CARD = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         rf"{_WHAT} (?:(?:is|are|was) )?{_NOT} (?:in|on|for|by|with) {_CARD}",
         rf"{_CARD}(?: [^\n.;:]{{1,40}})? (?:does not|do not|doesn't|don't|cannot) support {_WHAT}(?=[.;:,\"()]|$)",
-        rf"{_WHAT} (?:requires?|needs?|(?:is|are) only (?:supported|available|implemented) (?:on|for|with)|only (?:supports?|works? (?:on|with))) [^\n.;:]{{0,40}}?{_KIND}",
+        rf"{_WHAT} (?:requires?|needs?|(?:is|are) only (?:supported|available|implemented) (?:on|for|with)|only (?:supports?|works? (?:on|with))) [^\n.;:]{{0,60}}?{_KIND}",
     )
 )
 _TOGETHER = tuple(

@@ -62,3 +62,15 @@ def test_what_ollama_found_on_the_host_is_no_card() -> None:
         "alloc_tensor_range: failed to allocate CUDA0 buffer of size 9448718336",
     )  # fmt: skip
     assert found.cause is Cause.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("held", "cause"), [(22000, Cause.OTHER_PROCESS), (3000, Cause.REAL_NEED), (900, Cause.REAL_NEED)]
+)
+def test_of_a_card_that_nobody_knows_those_that_are_listed_hold_it(held: int, cause: Cause) -> None:
+    found = found_in(
+        "llama_model_load_from_file_impl: using device CUDA0 (a card of tomorrow) - 1200 MiB free",
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9011.00 MiB on device 0: cudaMalloc failed: out of memory",
+        "alloc_tensor_range: failed to allocate CUDA0 buffer of size 9448718336", f"4711, python3 serve.py, {held} MiB",
+    )  # fmt: skip
+    assert found.cause is cause

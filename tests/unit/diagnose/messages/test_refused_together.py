@@ -17,6 +17,8 @@ OF_CARD = {
     "a capability": "RuntimeError: cutlass scaled_mm fp8 requires compute capability >= 90",
     "the other way round": "RuntimeError: Current device with sm_75 does not support bf16 attention",
     "an AMD card": "RuntimeError: fp8 attention is only supported on gfx942",
+    "cards by name": "RuntimeError: FlashAttention backward for head dim > 128 requires A100/A800 or H100/H800",
+    "by what it needs": "ValueError: Attention with sinks requires FlashAttention 3, which is only supported on Hopper GPUs.",
     "not implemented": "NotImplementedError: int4 kv_cache is not implemented for this GPU",
 }  # fmt: skip
 TOGETHER = {
