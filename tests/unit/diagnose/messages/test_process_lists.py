@@ -74,3 +74,19 @@ def test_of_a_card_that_nobody_knows_those_that_are_listed_hold_it(held: int, ca
         "alloc_tensor_range: failed to allocate CUDA0 buffer of size 9448718336", f"4711, python3 serve.py, {held} MiB",
     )  # fmt: skip
     assert found.cause is cause
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("my pid is 902", Cause.OTHER_PROCESS),
+        ("my process is 902", Cause.OTHER_PROCESS),
+        ("the failing job (pid 902)", Cause.OTHER_PROCESS),
+        ("my pid is 4711", Cause.UNKNOWN),
+        ("my old pid is 902, which has ended", Cause.UNKNOWN),
+        ("", Cause.UNKNOWN),
+    ],
+)
+def test_who_holds_next_to_nothing_itself_lacks_what_others_hold(said: str, cause: Cause) -> None:
+    held = "[0] NVIDIA A40 | 60'C,  99 % | 45100 / 46068 MB | li:python/4711(44870M) me:python/902(210M)"
+    assert found_in("RuntimeError: CUDA error: out of memory", "one A40", held, said).cause is cause
