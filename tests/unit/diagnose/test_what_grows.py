@@ -5,7 +5,7 @@ figures.
 from __future__ import annotations
 
 import pytest
-from tests.unit.diagnose.corpus import FULL_CARD
+from tests.unit.diagnose.corpus import FULL_CARD, modern
 
 from memsheet.diagnose.cures.choice import without_growth
 from memsheet.diagnose.cures.tables import KEEP_NO_CHAT, KEEP_NOTHING, KEEP_ON_LIST
@@ -89,3 +89,13 @@ def test_a_programs_own_call_to_the_driver_is_told_of_the_program(
     found = diagnose_texts({"log": f"{server}\nRuntimeError: {call}"})
     assert cause in found.open_between
     assert any("0.9" in cure.where for cure in found.cures)
+
+
+@pytest.mark.parametrize("said", [
+    "every new user adds to self.history[user] = out.past_key_values. after ~40 users it dies", "each turn: self.store[sid] = outputs.past_key_values. Gone after about 200 sessions",
+    "we write into memo[key] = model.encode(x); dies after 3000 calls",
+])  # fmt: skip
+def test_what_a_sentence_writes_down_as_code_is_kept(said: str) -> None:
+    message = modern("20.00 MiB", "21.96 GiB", "11.12 MiB", "21.94 GiB", "21.50 GiB", "90.00 MiB")
+    assert diagnose_texts({"log": f"{said}\n{message}"}).cause is Cause.LEAK
+    assert diagnose_texts({"log": message}).cause is Cause.REAL_NEED

@@ -274,6 +274,25 @@ def _refused_turbomind(message: Message, log: Log) -> Judgement:
     )  # fmt: skip
 
 
+def _refused_head(_: Message, log: Log) -> Judgement:
+    """A request for which TurboMind's cache is too small with nobody else in it (src/turbomind/engine/
+    engine.cc at 1263d5cd, "failing head-of-line request").
+    """
+    cache = _cache_taken(log, len(log.squeezed))
+    held = f" of {size_words(cache.size)}" if cache else ""
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,),
+        because=f"the cache{held} has no room for the oldest request alone, which the server gives up: no request to the card failed",
+        term=Term(component="kv_cache", path="model", shape="", exact=False, words="the KV cache of one request"),
+        cures=(
+            Cure(change="a shorter longest request", helps=MAYBE, where="--session-len N"),
+            Cure(change="a cache in fewer bits", helps=MAYBE, where="--quant-policy 8 (or 4)", why="it holds more tokens"),
+            Cure(change="a larger share of what is free for the KV cache", helps=MAYBE, where="--cache-max-entry-count"),
+            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--tp N (or a model in AWQ)"),
+        ),
+    )  # fmt: skip
+
+
 def _refused_split(_: Message, __: Log) -> Judgement:
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
@@ -311,6 +330,7 @@ STAND_INS = (
 FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("length", re.compile(r"Notenoughmemorytohandle`?max_total_tokens`?=(?P<count>\d{1,9})"), _refused_length),
+    Form("request", re.compile(r"cacheoutofmemory,norequestcanbeadmitted"), _refused_head),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,120}?outofmemory"), _refused_turbomind),
     Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), refused_runtime),
     Form("runtime", re.compile(r"Noenoughgpumemoryfor(?:runtime|kvcache)"), _without_runtime),

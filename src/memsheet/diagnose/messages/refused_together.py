@@ -41,6 +41,7 @@ _TOGETHER = tuple(
         rf"{_WHAT} (?:cannot|can not|can't|must not) be (?:used|enabled|combined|set)(?: together| simultaneously| at the same time)? (?:with|when|for) {_OTHER}",
         rf"{_WHAT} (?:does not|do not|doesn't|don't) (?:yet |currently )?(?:support|work with) {_OTHER}",
         rf"{_WHAT} (?:is|are) not valid for (?P<other>this configuration)",
+        rf"{_WHAT}(?: ?[(=] ?\d{{1,9}}\)?)? (?:(?:is|are) not (?:evenly )?divisible by|(?:must|should) be (?:evenly )?divisible by|(?:must|should) (?:evenly )?divide|is not a multiple of|must be a multiple of) (?P<other>[\w .=()-]{{1,60}}?)(?=[.;:,\"]|$)",
     )
 )
 _SETTINGS = re.compile(
@@ -74,14 +75,17 @@ class Refused(NamedTuple):
     other: str
 
 
+_SPOKEN = re.compile(r"^[\w.]{1,120}\(|^[^:(\n]{0,140}: ?")
+"""What stands before an error's sentence: its name with the bracket of a call, or a colon."""
+
+
 def _bare(words: str) -> str:
     return words.strip(" `'\"").removeprefix("type ").removeprefix("The ").removeprefix("the ")
 
 
 def _told(line: str) -> Iterator[tuple[str, str]]:
     """What an error's line says of the card, then of two settings."""
-    _, _, sentence = line.partition(":") if ":" in line[:140] else ("", "", line)
-    sentence = line.partition("(")[2] if not sentence.strip() or "(" in line[:40] else sentence
+    sentence = _SPOKEN.sub("", line, count=1)
     for pattern in _OF_CARD:
         if (found := pattern.search(sentence)) and _SETTINGS.search(found["what"]):
             yield _bare(found["what"]), ""

@@ -27,6 +27,9 @@ TOGETHER = {
     "at the same time": ("ValueError: chunked prefill cannot be enabled together with sliding window.", "sliding window"),
     "a trainer": ("ValueError: `packing=True` is not supported for attn_implementation='eager'.", "eager"),
     "a sharder": ("ValueError: zero stage 3 does not support optimizer offload to nvme without aio.", "nvme"),
+    "ranks and heads": ("AssertionError: tensor parallel size (6) must evenly divide num_key_value_heads 8", "num_key_value_heads"),
+    "a rank's part": ("ValueError: Weight input_size_per_partition = 10944 is not divisible by min_thread_k = 128. Consider reducing it.", "min_thread_k"),
+    "a multiple": ("RuntimeError: max_num_batched_tokens must be a multiple of block_size", "block_size"),
     "a backend": ("ValueError: Selected backend TRITON_MLA is not valid for this configuration. Reason: ['block_size not supported']", "TRITON_MLA"),
 }  # fmt: skip
 
