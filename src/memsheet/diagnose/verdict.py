@@ -234,7 +234,9 @@ def _judged_figures(
 ) -> Diagnosis:
     doubts = tuple(contradictions_of(message, figures))
     if doubts:
-        return replace(_diagnosis_of(judge_contradictions(doubts), facts, signs, ()), contradictory=True)
+        return replace(
+            _diagnosis_of(judge_contradictions(doubts), facts, signs, ()), contradictory=True, cures=()
+        )
     trusted = without_doubtful_process(figures)
     notes = () if trusted is figures else (doubtful_process_words(figures),)
     figures = trusted
