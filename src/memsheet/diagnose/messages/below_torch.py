@@ -251,9 +251,11 @@ _OF_RUNTIME = re.compile(r"TensorRT-LLM|tensorrt_llm|\btrtllm|free_gpu_mem(?:ory
 
 
 def _refused_call_by_name(message: Message, log: Log) -> Judgement:
-    """A program's own call to the driver: of TensorRT-LLM, whose cache takes a share of what is free, or any
-    other.
+    """A program's own call to the driver: of Ollama's process of a model, of TensorRT-LLM, whose cache takes a
+    share of what is free, or any other.
     """
+    if _RUNNER_ENDS.search(log.squeezed):
+        return refused_call(log)
     return (refused_runtime if _OF_RUNTIME.search(log.text) else _refused_by_driver)(message, log)
 
 

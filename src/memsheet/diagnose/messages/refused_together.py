@@ -45,9 +45,10 @@ _TOGETHER = tuple(
     )
 )
 _SETTINGS = re.compile(
-    r"--\w|\w_\w|\b(?:fp8|fp4|nvfp4|mxfp4|int[48]|[bf]f?16|tf32|fp8e\w+|awq|gptq|marlin|quanti[sz]\w+|kv[- ]?cache|prefix[- ]caching|chunked[- ]prefill|cuda[- ]?graphs?|sliding[- ]window"
-    r"|lora|adapters?|speculative|draft|eagle|mtp|(?:tensor|pipeline|data|expert|context|sequence)[- ]?parallel\w*|zero(?:[- ]?\d| stage)?|fsdp\d?|deepspeed|offload\w*|checkpointing|recomput\w+"
-    r"|flash\w*|attention|sdpa|backend|packing|compile|sleep mode|torch\.compile|8-?bit|4-?bit|cutlass|triton|tma|moe|experts?)\b",
+    r"--\w|\w=\w|(?<![A-Za-z])(?:fp8|fp4|nvfp4|mxfp4|int[48]|[bf]f?(?:loat)?16|tf32|fp8e\w+|awq|gptq|marlin|quanti[sz]\w+|kv[-_ ]?cache|use_cache|prefix[- _]caching|chunked[- _]prefill|cuda[- _]?graphs?|sliding[- _]window"
+    r"|lora|adapters?|speculative|draft|eagle|mtp|(?:tensor|pipeline|data|expert|context|sequence)[- _]?parallel\w*|zero(?:[- ]?\d| stage)?|fsdp\d?|deepspeed|offload\w*|checkpointing|recomput\w+"
+    r"|flash\w*|attention|attn|sdpa|sinks?|backend|packing|compile|sleep mode|8-?bit|4-?bit|cutlass|triton|tma|moe|experts?"
+    r"|batched|batch[- _]size|block[- _]?size|(?:per_)?partition|heads|thread|ranks?|gpus?|world[- _]size|low_cpu_mem\w*|device_map|sm_\d+|capabilit(?:y|ies))(?![A-Za-z])",
     re.IGNORECASE,
 )  # fmt: skip
 """What people set: an option, a format of numbers, a way to cut, keep or compute."""
