@@ -33,7 +33,7 @@ _MAY_MATTER = late_pattern(
 )  # fmt: skip
 _QUOTED = late_pattern(r"`([^`\n]{4,120})`")
 _SENTENCE_PARTS = late_pattern(
-    r"[;:.!?] +|, (?=\w+(?:\.\w+|\[)|self)|\b(?:with|do|call|calls|use|and|like|line|have|is) (?=\w+[.\[(])"
+    r"[;:.!?] +|, (?=\w+(?:\.\w+|\[)|self)|\b(?:with|do|call|calls|use|and|like|line|have|is|to|into|in|at) (?=\w+[.\[(])"
 )
 """What stands around a statement in a sentence."""
 _OF_LIBRARY = late_pattern(

@@ -38,6 +38,7 @@ from memsheet.diagnose.message import NO, Cause, Cure, Judgement, Message, Term
 from memsheet.diagnose.messages import (
     below_torch,
     colocated,
+    echoes,
     host,
     memory_summary,
     nvidia_smi,
@@ -233,7 +234,9 @@ def _judged_figures(
 ) -> Diagnosis:
     doubts = tuple(contradictions_of(message, figures))
     if doubts:
-        return replace(_diagnosis_of(judge_contradictions(doubts), facts, signs, ()), contradictory=True)
+        return replace(
+            _diagnosis_of(judge_contradictions(doubts), facts, signs, ()), contradictory=True, cures=()
+        )
     trusted = without_doubtful_process(figures)
     notes = () if trusted is figures else (doubtful_process_words(figures),)
     figures = trusted
@@ -296,6 +299,8 @@ def _diagnosis_of(
     judged: Judgement, facts: Mapping[str, Interval], signs: Signs, cures: tuple[Cure, ...]
 ) -> Diagnosis:
     decided = len(judged.causes) == 1
+    if not judged.causes and not cures:
+        cures = (below_torch.WHOLE_MESSAGE,)
     if not decided and Cause.OTHER_PROCESS in judged.causes and len(cures) < MOST and not _looks(cures):
         cures = (*cures, below_torch.LOOK)
     return Diagnosis(
@@ -325,9 +330,9 @@ def _without_message(
                 f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
             ),
         )
-    if not failed and (echo := below_torch.echo_words(log)):
+    if not failed and (echo := echoes.echo_words(log)):
         return replace(
-            nothing, found=True, cause=Cause.FOLLOW_UP_ERROR, because=echo, cures=(below_torch.FIRST_ERROR,)
+            nothing, found=True, cause=Cause.FOLLOW_UP_ERROR, because=echo, cures=(echoes.FIRST_ERROR,)
         )
     deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
     if deaths and not failed:

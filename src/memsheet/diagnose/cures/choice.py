@@ -17,15 +17,12 @@ from memsheet.diagnose.cures.allocator_settings import (
 from memsheet.diagnose.cures.neighbours import against_outside, without_host, without_others
 from memsheet.diagnose.cures.shortages import for_need
 from memsheet.diagnose.cures.tables import (
-    CACHES,
     FEWER_TRAINED,
-    HOOKS,
-    KEEP_FEWER,
-    KEEP_NO_HOOK,
     KEEP_NO_RUN,
     KEEP_NO_SESSION,
     KEEP_NOTHING,
     LARGER_SLICE,
+    OF_GROWTH,
     OF_KEPT,
     OF_KERAS,
     OF_PHASE,
@@ -209,6 +206,4 @@ def without_growth(signs: Signs) -> Cure:
         return OF_KEPT[signs.kept[0].what]
     if SEVERAL_RUNS.search(signs.text):
         return KEEP_NO_SESSION if OF_KERAS.search(signs.text) else KEEP_NO_RUN
-    if HOOKS.search(signs.text):
-        return KEEP_NO_HOOK
-    return KEEP_FEWER if CACHES.search(signs.text) else KEEP_NOTHING
+    return next((cure for sign, cure in OF_GROWTH if sign.search(signs.text)), KEEP_NOTHING)

@@ -288,6 +288,35 @@ KEEP_FEWER = Cure(
     change="a cache of results kept on the host, or bounded", helps=MAYBE, where="lru_cache(maxsize=N), and .cpu() on what is returned", why="each result that is kept is a tensor of the card",
 )  # fmt: skip
 CACHES = re.compile(r"\blru_cache\b|@(?:functools\.)?cache\b|\bcached_property\b")
+KEEP_NO_CHAT = Cure(
+    change="caches of sessions that have ended let go, the oldest first, or moved to the host", helps=MAYBE, where="del sessions[id] (or past_key_values of a bounded number of them)",
+    why="a session that is kept holds the keys and values of all its tokens on the card",
+)  # fmt: skip
+SESSIONS = re.compile(
+    r"past_key_values\s{0,2}=\s{0,2}[\w.]{1,60}(?:\[|\.(?:get|setdefault|pop)\()"
+    r"|\b(?:sessions?|conversations?|chats?|dialog(?:ue)?s?|users?|kv_?caches?)(?:_\w{1,20})?\[[\w.\"']{1,40}\]"
+    r"|\b(?:per|each|every|one)[ -](?:user|session|conversation|chat|client)\b[^\n.;]{0,40}?\b(?:cache|past_key_values|history|state)\b",
+    re.IGNORECASE,
+)
+KEEP_ON_LIST = Cure(
+    change="numbers, not tensors, put on the list", helps=MAYBE, where="metrics.append(x.item()) (of a tensor that is needed x.detach().cpu())",
+    why="a tensor on a list stays on the card, and one of a loss holds its step's graph",
+)  # fmt: skip
+LISTS = re.compile(
+    r"\b(?:stor|keep|kept|sav|collect|append|accumulat|record|log|push|add|gather)\w{0,5}\b[^\n.;]{0,60}?\b(?:lists?|dict\w*|buffers?|history|histories|arrays?|deque)\b"
+    r"|\b(?:speicher|sammel|sammle|häng|schreib)\w*[^\n.;]{0,40}?\b(?:Liste|Dict\w*|Puffer)|\bListe\b[^\n.;]{0,40}?(?:gespeichert|gesammelt|angehängt|gehängt)"
+    r"|(?:guard|acumul|almacen|añad|adicion|salv|accumul|aggiung|stock|ajout|conserv)\w*[^\n.;]{0,40}?\b(?:listas?|listes?|diccionario|dicion[áa]rio|dizionario|dictionnaire)\b"
+    r"|(?:сохран|склад|добавл|накаплив|собира)\w*[^\n.;]{0,40}?(?:спис|словар|буфер)|\bliste(?:ye|de|sine)\b[^\n.;]{0,20}?(?:ekl|sakl|tut)"
+    r"|(?:lưu|thêm)[^\n.;]{0,30}?(?:\blist|danh sách|mảng)|(?:zapis|dodaj|zbier)\w*[^\n.;]{0,30}?(?:\blist|słownik)"
+    r"|(?:存|放|加|塞|攒|记录|append)[^\n。；]{0,20}?(?:list|列表|字典|dict|数组|陣列|buffer)|(?:リスト|辞書|配列|list|dict)[^\n。]{0,12}?(?:追加|保存|溜め|貯め|入れ|append)"
+    r"|(?:리스트|딕셔너리|배열|list|dict)[^\n.]{0,12}?(?:저장|추가|담|모으|모아|append)",
+    re.IGNORECASE,
+)
+"""How people say that something goes on a list, in what order their tongue has it."""
+OF_GROWTH: tuple[tuple[re.Pattern[str], Cure], ...] = (
+    (HOOKS, KEEP_NO_HOOK), (CACHES, KEEP_FEWER), (SESSIONS, KEEP_NO_CHAT), (LISTS, KEEP_ON_LIST),
+)  # fmt: skip
+"""What a text shows that memory may grow by, where it does; the first speaks."""
 SHORTER_SAMPLES = Cure(
     change="the longest samples cut, split or left out", helps=MAYBE, where="truncation=True, max_length=N", why="the step is then as those that fitted",
 )  # fmt: skip

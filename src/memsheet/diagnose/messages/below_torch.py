@@ -12,6 +12,7 @@ from memsheet.diagnose.message import MAYBE, NO, Cause, Cure, Form, Judgement, M
 from memsheet.diagnose.messages import other_runtimes
 from memsheet.diagnose.messages.colocated import handed_over_facts, place_of_share, shares_a_card
 from memsheet.diagnose.messages.deepspeed import step_facts
+from memsheet.diagnose.messages.echoes import FIRST_ERROR
 from memsheet.diagnose.messages.holders import (
     judged_by_table,
     shown_after_end,
@@ -19,6 +20,7 @@ from memsheet.diagnose.messages.holders import (
 )
 from memsheet.diagnose.messages.llama_cpp import refused_call
 from memsheet.diagnose.messages.nvidia_smi import Table, card_table
+from memsheet.diagnose.messages.other_servers import refused_runtime
 from memsheet.diagnose.messages.sglang import pool_facts
 from memsheet.diagnose.messages.stated import share_called, smaller_share, stated_share
 from memsheet.diagnose.survived import goes_on, goes_on_behind
@@ -37,9 +39,9 @@ ROOM = Cure(
 LOOK = Cure(
     change="find who else is on the card", helps=MAYBE, where="nvidia-smi", why="what others hold there is free once they end"
 )  # fmt: skip
-FIRST_ERROR = Cure(
-    change="look for the first error: above, and in the logs of the other processes", helps=MAYBE,
-    where="grep -n -m 5 -E 'Error|Traceback|Killed' LOG (and dmesg)", why="what is told here came of it, and no setting mends an echo",
+WHOLE_MESSAGE = Cure(
+    change="the whole message, or the log around it", helps=MAYBE, where="what stands behind the size, and nvidia-smi at that time",
+    why="what was free, held by tensors and kept without them tells the causes apart",
 )  # fmt: skip
 BLOCKING = Cure(
     change="one run with every kernel waited for", helps=MAYBE, where="CUDA_LAUNCH_BLOCKING=1",
@@ -245,6 +247,18 @@ def _holder_words(table: Table) -> str:
     return ", ".join(f"process {pid} ({table.names[pid]}) {size_words(size)}" for _, pid, size in largest)
 
 
+_OF_RUNTIME = re.compile(r"TensorRT-LLM|tensorrt_llm|\btrtllm|free_gpu_mem(?:ory)?_fraction")
+
+
+def _refused_call_by_name(message: Message, log: Log) -> Judgement:
+    """A program's own call to the driver: of Ollama's process of a model, of TensorRT-LLM, whose cache takes a
+    share of what is free, or any other.
+    """
+    if _RUNNER_ENDS.search(log.squeezed):
+        return refused_call(log)
+    return (refused_runtime if _OF_RUNTIME.search(log.text) else _refused_by_driver)(message, log)
+
+
 def _refused_by_runtime(message: Message, log: Log) -> Judgement:
     return judged_by_table(message, log, "the driver refused memory") or Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
@@ -349,6 +363,13 @@ FORMS = (
         ),
         _refused_by_driver,
     ),
+    Form(
+        "driver",
+        re.compile(
+            r"(?<!\d:)(?:cuda|hip)Malloc(?:Async|Managed)?(?:\([^()]{0,120}(?:\([^()]{0,40}\))?[^()]{0,40}\))?(?:failed)?(?:\S{0,12}?error)?:outofmemory"
+        ),
+        _refused_call_by_name,
+    ),
     Form("driver", re.compile(r"cudaruntimeerror\(2\):outofmemory"), _refused_by_runtime),
     Form(
         "driver",
@@ -377,60 +398,6 @@ does neither.
 
 
 _OF_MEMORY = ("memory", "Memory", "MEMORY", "ResourceExhausted")
-_ENGINE = (
-    "the server says that its engine had died before: what it died of, memory or not, stands in the engine's own "
-    "traceback, earlier in the log, which is not in this text"
-)  # fmt: skip
-_REMOTE = (
-    "this rank only says that another one is gone, or that the network between them failed: what that one died of, "
-    "memory or not, stands in its own log"
-)  # fmt: skip
-_LAUNCHED = (
-    "the launcher only says that one of its processes ended with an error: what it died of, memory or not, stands in "
-    "that process's own traceback, which is not in this text"
-)  # fmt: skip
-_RUNNER = (
-    "Ollama only says that its model's process ended: what it died of, memory or not, stands in the server's log "
-    "(journalctl -u ollama, ~/.ollama/logs/server.log), which is not in this text"
-)  # fmt: skip
-_ACTOR = (
-    "Ray only says that a worker's process is gone, and lists what may end one, the host's memory among it: the worker's own log "
-    "(worker-*.err in the logs of Ray's session) and dmesg on its node tell which it was"
-)  # fmt: skip
-ECHOES = (
-    ("traceback:Toenabletracebacksee:", _LAUNCHED),
-    ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
-    ("EngineCorefailedtostart.Seerootcauseabove", _ENGINE),
-    ("Enginecoreinitializationfailed.Seerootcauseabove", _ENGINE),
-    ("AsyncEngineDeadError", _ENGINE),
-    ("schedulerisdead.Pleasecheckifthere", _ENGINE),
-    ("actorisdeadbecauseitsworkerprocesshasdied", _ACTOR),
-    ("modelrunnerhasunexpectedlystopped", _RUNNER),
-    ("modelfailedtoload,thismaybeduetoresourcelimitations", _RUNNER),
-    ("llamarunnerprocesshasterminated", _RUNNER),
-    ("llama-serverprocesshasterminated", _RUNNER),
-    ("remoteprocessexitedortherewasanetworkerror", _REMOTE),
-    ("ncclRemoteError:", _REMOTE),
-)
-"""What is said of an end that happened elsewhere (vllm/v1/engine/exceptions.py and utils.py,
-wait_for_engine_startup; sglang/srt/entrypoints/engine.py, _wait_for_scheduler_ready; nccl.h,
-ncclRemoteError; ollama/ollama at fb307609, llm/llama_server.go:1306 and 1642;
-torch/distributed/elastic/multiprocessing/errors/__init__.py, format_msg).
-"""
-_OTHER_ERROR = re.compile(
-    r"(?!RuntimeError: Engine)(?:\w{1,40}\.){0,8}(?!(?:Async)?EngineDead|EOFError|ChildFailed)\w{1,60}(?:Error|Exception)(?:: |$)"
-)  # fmt: skip
-
-
-def echo_words(log: Log) -> str:
-    """What a program says of an end that happened elsewhere; nothing where a server's own error stands in
-    the same log.
-    """
-    said = next((words for sign, words in ECHOES if sign in log.squeezed), "")
-    told = said in (_ENGINE, _LAUNCHED) and any(_OTHER_ERROR.match(each) for each in log.lines)
-    return "" if told else said
-
-
 _ASKS_LESS = re.compile(
     r"failed to allocate \S{1,20} \(\d{1,18} bytes\) from device: CUDA_ERROR_OUT_OF_MEMORY"
     r"|_bfc\) ran out of memory"

@@ -48,6 +48,7 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
         bool(_OF_OTHERS.search(log.text))
         or shown_after_end(message, log)
         or _says_another_number(log, holders)
+        or _holds_little_itself(log, holders)
     )
     named = card_of(log)
     for card in dict.fromkeys(each.card for each in holders):
@@ -80,6 +81,7 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
 
 _OWN_NUMBER = re.compile(
     r"\b(?:new|this|failing|failed|crash(?:ed|ing|es)|script|job|run|training|program)\b[^\n.;]{0,20}?[ (](?:pid|PID|process)[ =:#]{1,3}(\d{2,10})\b"
+    r"|\b(?:[Mm]y|[Oo]ur|[Mm]ine is|I am|I'm) (?:own )?(?:pid|PID|process(?: number| id)?)(?: is| was)?[ =:#]{1,3}(\d{2,10})\b"
 )  # fmt: skip
 """The number of the process that failed, as people say it."""
 _OF_ANOTHER = re.compile(
@@ -93,16 +95,30 @@ _CONTAINED = re.compile(
 )
 
 
+def _holds_little_itself(log: Log, holders: tuple[Holder, ...]) -> bool:
+    """Whether the process that failed has a number that a table shows, with a tenth of what all hold there or
+    less.
+    """
+    own = [each for each in holders if each.pid in _own_numbers(log)]
+    whole = sum(each.size.low for each in holders if own and each.card == own[0].card)
+    return len(own) == 1 and own[0].size.high * 10 <= whole
+
+
 def _says_another_number(log: Log, holders: tuple[Holder, ...]) -> bool:
     """Whether the process that failed has a number that a table does not show; in a container numbers are
     others than its host's.
     """
-    text, listed = log.text, {each.pid for each in holders}
-    said = [
-        int(found[1]) for found in _OWN_NUMBER.finditer(text)
-        if not _OF_ANOTHER.search(text, max(0, found.start() - BEFORE_NUMBER), found.end())
-    ]  # fmt: skip
-    return bool(said) and not _CONTAINED.search(text) and listed.isdisjoint(said)
+    said, listed = _own_numbers(log), {each.pid for each in holders}
+    return bool(said) and not _CONTAINED.search(log.text) and listed.isdisjoint(said)
+
+
+def _own_numbers(log: Log) -> tuple[int, ...]:
+    """Numbers that the text says the process has that failed."""
+    return tuple(
+        int(found[1] or found[2])
+        for found in _OWN_NUMBER.finditer(log.text)
+        if not _OF_ANOTHER.search(log.text, max(0, found.start() - BEFORE_NUMBER), found.end())
+    )
 
 
 _ASKS_FOR_TABLE = re.compile(r"(?:^\$|[\w~)\]/\\][$#%>])\s?nvidia-smi\s{0,3}$")

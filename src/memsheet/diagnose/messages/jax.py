@@ -98,9 +98,16 @@ def _term_of_buffers(size: Interval | None, printed: str) -> Term | None:
 
 
 _OF_LOGITS = re.compile(
-    r"logit|lm_head|unembed|log_softmax|softmax_cross_entropy|output_projection", re.IGNORECASE
+    r"logit|lm_?head|un_?embed|de_?embed|log_?softmax|cross_?entropy|output_projection|vocab_?proj|embed\w{0,20}[./](?:decode|attend)\b",
+    re.IGNORECASE,
 )
-"""What code calls its logits, as XLA has it in the name of an operator."""
+"""What code calls its logits, as XLA has it in the name of an operator; an embedding that decodes or attends
+(flax, linen/linear.py, Embed.attend) makes them, too.
+"""
+IN_CHUNKS = Cure(
+    change="the loss of a piece of the tokens at a time, so that whole logits are never made", helps=MAYBE, where="jax.lax.map(jax.checkpoint(loss_of_piece), pieces) (MaxText: num_vocab_tiling=N)",
+    why="the largest buffer is the logits",
+)  # fmt: skip
 
 
 def _named_by_operator(term: Term | None, printed: str, axes: str) -> Term | None:
@@ -193,7 +200,10 @@ def _pool_request(message: Message, log: Log) -> Judgement:
     printed = log.squeezed[log.place_of(message.line) :]
     term = _term_of_buffers(message.facts.get("asked"), printed)
     judged = replace(_judged_request(message, log), term=term)
-    return replace(judged, cures=(FLASH, *judged.cures)) if _is_square(term) and judged.cures else judged
+    if not judged.cures:
+        return judged
+    first = (FLASH,) if _is_square(term) else (IN_CHUNKS,) if term and term.path == "loss" else ()
+    return replace(judged, cures=(*first, *judged.cures))
 
 
 _FROM_DEVICE = re.compile(r"failedtoallocate[\d.]{1,12}[KMGT]iB\((\d{1,16})bytes\)fromdevice:")

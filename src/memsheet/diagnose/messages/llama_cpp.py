@@ -6,7 +6,7 @@ import re
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
-from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words
+from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages import ollama
 from memsheet.diagnose.messages.holders import without_holders
@@ -153,10 +153,16 @@ def _card_of(message: Message, log: Log) -> NamedCard | None:
 
 def _held_at_start(message: Message, free: Interval | None, log: Log) -> str:
     """In words what others held of the card that a text names before the program had loaded anything, where
-    the request fits that card; empty where it does not, or nobody holds more than a context.
+    the request fits that card; of one that nobody knows, what processes are listed with that hold more than
+    was free, and so are not it. Empty where it does not fit, or nobody holds more than a context.
     """
     card, asked = _card_of(message, log), message.facts.get("asked")
-    if card is None or asked is None or free is None or asked.high > card.sizes[0]:
+    if asked is None or free is None:
+        return ""
+    if card is None:
+        listed = sum_intervals(each.size for each in listed_holders(log) if each.size.low > free.high)
+        return size_words(listed) if (listed + free).low >= asked.high else ""
+    if asked.high > card.sizes[0]:
         return ""
     whole = Interval(card.sizes[0], card.most)
     held = (whole - free).positive

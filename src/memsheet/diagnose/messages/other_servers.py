@@ -105,7 +105,8 @@ def _refused_beside_cache(message: Message, log: Log) -> tuple[Cause, str] | Non
     return None
 
 
-def _refused_runtime(message: Message, log: Log) -> Judgement:
+def refused_runtime(message: Message, log: Log) -> Judgement:
+    """A call of a server to the driver, judged by what its log says of its cache and of its weights."""
     batch = halved("--max_batch_size", stated_number(log, message.line, "max_batch_size"))
     told = _refused_beside_cache(message, log)
     if told and told[0] is Cause.REAL_NEED:
@@ -258,7 +259,7 @@ def _refused_turbomind(message: Message, log: Log) -> Judgement:
     serves = cache is not None and _READS_REQUESTS.search(log.squeezed, cache.end, place) is not None
     little = cache is not None and cache.left is not None and cache.left.high < OUTSIDE_MOST
     if cache is None or not (serves or little):
-        return replace(_refused_runtime(message, log), cures=lower)
+        return replace(refused_runtime(message, log), cures=lower)
     left = f", which left {size_words(cache.left)}" if cache.left else ""
     when = "stood, and the server read requests" if serves else "was taken"
     return Judgement(
@@ -269,6 +270,25 @@ def _refused_turbomind(message: Message, log: Log) -> Judgement:
             *lower,
             Cure(change="fewer tokens in one pass", helps=MAYBE, where="--max-prefill-token-num N"),
             Cure(change="a larger share for the cache", helps=NO, why="what it takes is what the pass lacks"),
+        ),
+    )  # fmt: skip
+
+
+def _refused_head(_: Message, log: Log) -> Judgement:
+    """A request for which TurboMind's cache is too small with nobody else in it (src/turbomind/engine/
+    engine.cc at 1263d5cd, "failing head-of-line request").
+    """
+    cache = _cache_taken(log, len(log.squeezed))
+    held = f" of {size_words(cache.size)}" if cache else ""
+    return Judgement(
+        causes=(Cause.ENGINE_UNDERPROVISION,),
+        because=f"the cache{held} has no room for the oldest request alone, which the server gives up: no request to the card failed",
+        term=Term(component="kv_cache", path="model", shape="", exact=False, words="the KV cache of one request"),
+        cures=(
+            Cure(change="a shorter longest request", helps=MAYBE, where="--session-len N"),
+            Cure(change="a cache in fewer bits", helps=MAYBE, where="--quant-policy 8 (or 4)", why="it holds more tokens"),
+            Cure(change="a larger share of what is free for the KV cache", helps=MAYBE, where="--cache-max-entry-count"),
+            Cure(change="the weights over more GPUs, or in fewer bits", helps=MAYBE, where="--tp N (or a model in AWQ)"),
         ),
     )  # fmt: skip
 
@@ -310,8 +330,9 @@ STAND_INS = (
 FORMS = (
     Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("length", re.compile(r"Notenoughmemorytohandle`?max_total_tokens`?=(?P<count>\d{1,9})"), _refused_length),
+    Form("request", re.compile(r"cacheoutofmemory,norequestcanbeadmitted"), _refused_head),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,120}?outofmemory"), _refused_turbomind),
-    Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), _refused_runtime),
+    Form("runtime", re.compile(r"CUDAruntimeerrorin\S{1,300}?:outofmemory"), refused_runtime),
     Form("runtime", re.compile(r"Noenoughgpumemoryfor(?:runtime|kvcache)"), _without_runtime),
     Form("split", re.compile(r"InsufficientVRAMformodelandcache"), _refused_split),
 )  # fmt: skip

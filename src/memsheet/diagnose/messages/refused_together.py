@@ -17,21 +17,21 @@ _ERROR = re.compile(
     r"(?:[\w.]{1,120}(?:Error|Exception|Failure)\b|.{0,60}?\b(?:ERROR|FATAL|[Ee]rror|[Ff]atal)\b\]?\s?[:)\]])"
 )
 """How a line begins that ends a program."""
-_WORD = r"(?:--)?[\w`'./+=-]{1,40}"
+_WORD = r"(?:--)?[\w`'./+=<>-]{1,40}"
 _WHAT = rf"(?P<what>{_WORD}(?: {_WORD}){{0,6}}?)"
 _OTHER = r"(?P<other>[^\n.;:\"()]{2,80}?)(?=[.;:,\"()]|$)"
 _CARD = (
     r"(?:(?:this|the|your|current|given) )*(?:(?:GPU|CUDA|NVIDIA|AMD|ROCm) )*"
     r"(?:architecture|arch|devices?|GPUs?|cards?|hardware|platform|compute capabilit(?:y|ies)|capabilit(?:y|ies))\b"
 )
-_KIND = r"(?:compute capabilit(?:y|ies)|\bSM ?_?\d{2,3}|\bsm_?\d{2,3}|\bgfx\d{3,4}|Ampere|Ada\b|Hopper|Blackwell|Turing|Volta|MI\d00)"
+_KIND = r"(?:compute capabilit(?:y|ies)|\bSM ?_?\d{2,3}|\bsm_?\d{2,3}|\bgfx\d{3,4}|Ampere|Ada\b|Hopper|Blackwell|Turing|Volta|MI\d{3}|[ABHLV]\d{2,3}\b|RTX)"
 _NOT = r"(?:(?:currently|yet|still) )?(?:not (?:(?:yet|currently) )?(?:supported|implemented|available|compatible)|unsupported|incompatible)"
 _OF_CARD = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
         rf"{_WHAT} (?:(?:is|are|was) )?{_NOT} (?:in|on|for|by|with) {_CARD}",
         rf"{_CARD}(?: [^\n.;:]{{1,40}})? (?:does not|do not|doesn't|don't|cannot) support {_WHAT}(?=[.;:,\"()]|$)",
-        rf"{_WHAT} (?:requires?|needs?|(?:is|are) only (?:supported|available|implemented) (?:on|for|with)|only (?:supports?|works? (?:on|with))) [^\n.;:]{{0,40}}?{_KIND}",
+        rf"{_WHAT} (?:requires?|needs?|(?:is|are) only (?:supported|available|implemented) (?:on|for|with)|only (?:supports?|works? (?:on|with))) [^\n.;:]{{0,60}}?{_KIND}",
     )
 )
 _TOGETHER = tuple(
@@ -41,12 +41,14 @@ _TOGETHER = tuple(
         rf"{_WHAT} (?:cannot|can not|can't|must not) be (?:used|enabled|combined|set)(?: together| simultaneously| at the same time)? (?:with|when|for) {_OTHER}",
         rf"{_WHAT} (?:does not|do not|doesn't|don't) (?:yet |currently )?(?:support|work with) {_OTHER}",
         rf"{_WHAT} (?:is|are) not valid for (?P<other>this configuration)",
+        rf"{_WHAT}(?: ?[(=] ?\d{{1,9}}\)?)? (?:(?:is|are) not (?:evenly )?divisible by|(?:must|should) be (?:evenly )?divisible by|(?:must|should) (?:evenly )?divide|is not a multiple of|must be a multiple of) (?P<other>[\w .=()-]{{1,60}}?)(?=[.;:,\"]|$)",
     )
 )
 _SETTINGS = re.compile(
-    r"--\w|\w_\w|\b(?:fp8|fp4|nvfp4|mxfp4|int[48]|[bf]f?16|tf32|fp8e\w+|awq|gptq|marlin|quanti[sz]\w+|kv[- ]?cache|prefix[- ]caching|chunked[- ]prefill|cuda[- ]?graphs?|sliding[- ]window"
-    r"|lora|adapters?|speculative|draft|eagle|mtp|(?:tensor|pipeline|data|expert|context|sequence)[- ]?parallel\w*|zero(?:[- ]?\d| stage)?|fsdp\d?|deepspeed|offload\w*|checkpointing|recomput\w+"
-    r"|flash\w*|attention|sdpa|backend|packing|compile|sleep mode|torch\.compile|8-?bit|4-?bit|cutlass|triton|tma|moe|experts?)\b",
+    r"--\w|\w=\w|(?<![A-Za-z])(?:fp8|fp4|nvfp4|mxfp4|int[48]|[bf]f?(?:loat)?16|tf32|fp8e\w+|awq|gptq|marlin|quanti[sz]\w+|kv[-_ ]?cache|use_cache|prefix[- _]caching|chunked[- _]prefill|cuda[- _]?graphs?|sliding[- _]window"
+    r"|lora|adapters?|speculative|draft|eagle|mtp|(?:tensor|pipeline|data|expert|context|sequence)[- _]?parallel\w*|zero(?:[- ]?\d| stage)?|fsdp\d?|deepspeed|offload\w*|checkpointing|recomput\w+"
+    r"|flash\w*|attention|attn|sdpa|sinks?|backend|packing|compile|sleep mode|8-?bit|4-?bit|cutlass|triton|tma|moe|experts?"
+    r"|batched|batch[- _]size|block[- _]?size|(?:per_)?partition|heads|thread|ranks?|gpus?|world[- _]size|low_cpu_mem\w*|device_map|sm_\d+|capabilit(?:y|ies))(?![A-Za-z])",
     re.IGNORECASE,
 )  # fmt: skip
 """What people set: an option, a format of numbers, a way to cut, keep or compute."""
@@ -74,14 +76,17 @@ class Refused(NamedTuple):
     other: str
 
 
+_SPOKEN = re.compile(r"^[\w.]{1,120}\(|^[^:(\n]{0,140}: ?")
+"""What stands before an error's sentence: its name with the bracket of a call, or a colon."""
+
+
 def _bare(words: str) -> str:
     return words.strip(" `'\"").removeprefix("type ").removeprefix("The ").removeprefix("the ")
 
 
 def _told(line: str) -> Iterator[tuple[str, str]]:
     """What an error's line says of the card, then of two settings."""
-    _, _, sentence = line.partition(":") if ":" in line[:140] else ("", "", line)
-    sentence = line.partition("(")[2] if not sentence.strip() or "(" in line[:40] else sentence
+    sentence = _SPOKEN.sub("", line, count=1)
     for pattern in _OF_CARD:
         if (found := pattern.search(sentence)) and _SETTINGS.search(found["what"]):
             yield _bare(found["what"]), ""

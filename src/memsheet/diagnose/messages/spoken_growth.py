@@ -76,12 +76,13 @@ def growth_in_prose(text: str) -> tuple[Interval, ...]:
 
 _SIZE = rf"(?P<size>{_NUMBER})\s?(?P<unit>{_UNIT})"
 _EACH_ROUND = (
-    rf"(?:\b(?:per|each|every|a|an|pro|je|jede[rmns]?|cada|por|a cada|chaque|par|à chaque|ogni|per ogni|her|mỗi|na|co|при кажд\w{{0,3}}|за кажд\w{{0,3}}|кажд\w{{0,3}}|на|за)\s(?:\w{{1,12}}\s)?|/|每|毎|1)"
-    rf"\s?{_ROUNDS}"
+    rf"(?:\b(?:per|each|every|a|an|pro|je|jede[rmns]?|cada|por|a cada|chaque|par|à chaque|ogni|per ogni|her|mỗi|na|co|alle|tou(?:te)?s les|при кажд\w{{0,3}}|за кажд\w{{0,3}}|кажд\w{{0,3}}|на|за)\s(?:[\w,.]{{1,12}}\s)?|/|每|毎|1)"
+    rf"(?:(?<=[每毎/])\s?\d{{1,6}}\s?个?)?\s?{_ROUNDS}"
 )  # fmt: skip
+_BY_ROUND = rf"(?:\d{{1,6}}\s?)?{_ROUNDS}(?:ごと|あたり|마다|당)"
 _RATE = late_pattern(
-    rf"(?<![\w.,]){_SIZE}[^\n.;:\d]{{0,24}}?(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))"
-    rf"|(?:{_EACH_ROUND}|{_ROUNDS}(?:ごと|あたり|마다|당))[^\n.;:\d]{{0,56}}?(?P<size_behind>{_NUMBER})\s?(?P<unit_behind>{_UNIT})",
+    rf"(?<![\w.,]){_SIZE}[^\n.;:\d]{{0,24}}?(?:{_EACH_ROUND}|{_BY_ROUND})"
+    rf"|(?:{_EACH_ROUND}|{_BY_ROUND})[^\n.;:\d]{{0,56}}?(?P<size_behind>{_NUMBER})\s?(?P<unit_behind>{_UNIT})",
     re.IGNORECASE,
 )  # fmt: skip
 _COUNT_OF_ROUNDS = late_pattern(
@@ -96,7 +97,7 @@ _ADDS = late_pattern(
 )  # fmt: skip
 """How people say that what a round takes is not given back."""
 _DOTTED_NAME = late_pattern(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?:\(\))?")
-_ROUNDS_OF_RATE = late_pattern(rf"(\d{{1,6}})\s?{_ROUNDS}", re.IGNORECASE)
+_ROUNDS_OF_RATE = late_pattern(rf"(\d{{1,6}}|\d{{1,3}},\d{{3}})\s?个?\s?{_ROUNDS}", re.IGNORECASE)
 
 
 def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
@@ -114,7 +115,7 @@ def spoken_rates(text: str) -> tuple[tuple[Interval, int], ...]:
         and (_ADDS.search(around) or clause_with_all(around, GROWS))
     ]  # fmt: skip
     rates = (
-        (size, int(of[1]) if (of := _ROUNDS_OF_RATE.search(each.group())) else 1)
+        (size, int(of[1].replace(",", "")) if (of := _ROUNDS_OF_RATE.search(each.group())) else 1)
         for each in told
         for size in _sizes_in_prose(
             [(each["size"] or each["size_behind"], each["unit"] or each["unit_behind"])]

@@ -62,3 +62,31 @@ def test_what_ollama_found_on_the_host_is_no_card() -> None:
         "alloc_tensor_range: failed to allocate CUDA0 buffer of size 9448718336",
     )  # fmt: skip
     assert found.cause is Cause.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("held", "cause"), [(22000, Cause.OTHER_PROCESS), (3000, Cause.REAL_NEED), (900, Cause.REAL_NEED)]
+)
+def test_of_a_card_that_nobody_knows_those_that_are_listed_hold_it(held: int, cause: Cause) -> None:
+    found = found_in(
+        "llama_model_load_from_file_impl: using device CUDA0 (a card of tomorrow) - 1200 MiB free",
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9011.00 MiB on device 0: cudaMalloc failed: out of memory",
+        "alloc_tensor_range: failed to allocate CUDA0 buffer of size 9448718336", f"4711, python3 serve.py, {held} MiB",
+    )  # fmt: skip
+    assert found.cause is cause
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("my pid is 902", Cause.OTHER_PROCESS),
+        ("my process is 902", Cause.OTHER_PROCESS),
+        ("the failing job (pid 902)", Cause.OTHER_PROCESS),
+        ("my pid is 4711", Cause.UNKNOWN),
+        ("my old pid is 902, which has ended", Cause.UNKNOWN),
+        ("", Cause.UNKNOWN),
+    ],
+)
+def test_who_holds_next_to_nothing_itself_lacks_what_others_hold(said: str, cause: Cause) -> None:
+    held = "[0] NVIDIA A40 | 60'C,  99 % | 45100 / 46068 MB | li:python/4711(44870M) me:python/902(210M)"
+    assert found_in("RuntimeError: CUDA error: out of memory", "one A40", held, said).cause is cause

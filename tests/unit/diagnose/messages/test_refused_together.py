@@ -17,6 +17,8 @@ OF_CARD = {
     "a capability": "RuntimeError: cutlass scaled_mm fp8 requires compute capability >= 90",
     "the other way round": "RuntimeError: Current device with sm_75 does not support bf16 attention",
     "an AMD card": "RuntimeError: fp8 attention is only supported on gfx942",
+    "cards by name": "RuntimeError: FlashAttention backward for head dim > 128 requires A100/A800 or H100/H800",
+    "by what it needs": "ValueError: Attention with sinks requires FlashAttention 3, which is only supported on Hopper GPUs.",
     "not implemented": "NotImplementedError: int4 kv_cache is not implemented for this GPU",
 }  # fmt: skip
 TOGETHER = {
@@ -25,6 +27,9 @@ TOGETHER = {
     "at the same time": ("ValueError: chunked prefill cannot be enabled together with sliding window.", "sliding window"),
     "a trainer": ("ValueError: `packing=True` is not supported for attn_implementation='eager'.", "eager"),
     "a sharder": ("ValueError: zero stage 3 does not support optimizer offload to nvme without aio.", "nvme"),
+    "ranks and heads": ("AssertionError: tensor parallel size (6) must evenly divide num_key_value_heads 8", "num_key_value_heads"),
+    "a rank's part": ("ValueError: Weight input_size_per_partition = 10944 is not divisible by min_thread_k = 128. Consider reducing it.", "min_thread_k"),
+    "a multiple": ("RuntimeError: max_num_batched_tokens must be a multiple of block_size", "block_size"),
     "a backend": ("ValueError: Selected backend TRITON_MLA is not valid for this configuration. Reason: ['block_size not supported']", "TRITON_MLA"),
 }  # fmt: skip
 
@@ -60,6 +65,9 @@ def test_what_failed_for_memory_or_goes_on_is_no_refusal(text: str) -> None:
     "flash_attn is not supported with this model: using eager",
     "ValueError: the tokenizer does not support padding",
     "RuntimeError: Expected all tensors to be on the same device",
+    "NotImplementedError: The operator 'aten::_linalg_eigh' is not currently implemented for the MPS device.",
+    "ValueError: Tokenizer class does not support chat_template with system role",
+    "ValueError: unsupported operand for format: int and str in tokens_per_second",
 ])  # fmt: skip
 def test_a_warning_or_an_error_of_something_else_refuses_no_setting(text: str) -> None:
     assert not diagnose_texts({"log": text}).found

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.unit.diagnose.corpus import FULL_CARD
+from tests.unit.diagnose.corpus import FULL_CARD, modern
 
 from laws import every
 from memsheet.diagnose.message import Cause
@@ -76,3 +76,19 @@ def test_growth_goes_on_across_lines_that_are_left_out(gap: str) -> None:
         behind = [line.format(n=n, size=4.1 + 0.43 * n) for n in later]
         log = "\n".join((*first, gap, *behind, FULL_CARD))
         assert diagnose_texts({"log": log}).cause is cause
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "每 1000 episode 显存 +1.1GB, 6000 个 episode 后挂",
+        "memory grows by 1.1 GB per 1000 episodes, dies after 6000 episodes",
+        "je 1000 Schritte 1,1 GB mehr, nach 6000 Schritten ist Schluss: +1.1 GB alle 1000 Schritte",
+        "la memoria crece +1.1 GB cada 1000 pasos, muere tras 6000 pasos",
+        "1000ステップごとに +1.1GB 残る、6000 ステップで落ちる",
+        "1000스텝마다 1.1GB 남음 +1.1GB, 6000 스텝에서 죽음",
+    ],
+)
+def test_a_rate_of_many_rounds_fills_the_card_in_as_many_of_them(said: str) -> None:
+    message = modern("2.00 MiB", "7.79 GiB", "1.50 MiB", "7.78 GiB", "7.30 GiB", "24.00 MiB")
+    assert diagnose_texts({"log": f"{said}\n{message}"}).cause is Cause.LEAK

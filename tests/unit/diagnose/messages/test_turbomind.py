@@ -41,3 +41,15 @@ def test_a_pool_that_left_little_needs_no_sign_of_serving(free: str, decided: bo
     cache = f"[TM][INFO] Object cache budget: 11264.00 MB from free {free} MB and ratio 0.950"
     found = diagnose_texts({"log": f"{cache}\n{ENDS['newer']}"})
     assert (found.cause is Cause.ENGINE_OVERCOMMIT) is decided
+
+
+@pytest.mark.parametrize("cache", [*CACHES.values(), ""])
+def test_a_request_that_the_whole_cache_does_not_hold_lacks_cache_and_no_card(cache: str) -> None:
+    found = diagnose_texts(
+        {
+            "log": f"{cache}\n[TM][WARN][0811.10:21:00.000001][engine.cc:605] dp0 ID 7: cache out of memory, no request can be admitted; failing head-of-line request"
+        }
+    )
+    assert found.cause is Cause.ENGINE_UNDERPROVISION
+    assert found.term
+    assert any("--session-len" in cure.where for cure in found.cures)
