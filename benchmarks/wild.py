@@ -169,9 +169,14 @@ def _checked(path: Path, text: str, gpus: str) -> tuple[str, str, str]:
 
 
 def _cards_for(name: str, text: str, gpus: str) -> str:
-    """The cards that are given: as many as the file starts processes, or as its degrees need."""
+    """The cards that are given: as many as the file starts processes, or as its degrees need; of a file that
+    says nothing without those that it stands on, ``gpus``.
+    """
     script = notebook_script(text, name, parse_json) if name.endswith(NOTEBOOK) else text
-    return cards_of_launch(recognise_files(with_pod_commands({name: script}), ())[0], gpus)
+    try:
+        return cards_of_launch(recognise_files(with_pod_commands({name: script}), ())[0], gpus)
+    except InputError:
+        return gpus
 
 
 def _short(text: str) -> str:

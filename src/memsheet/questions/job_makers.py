@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,6 +68,7 @@ from memsheet.jobs.templates.verl import (
     words_of_pictures,
     words_of_unknown_sizes,
 )
+from memsheet.patterns import late_pattern
 from memsheet.plan.document import model_reference, plan_document
 from memsheet.plan.model import Attention
 from memsheet.plan.workload import Training
@@ -140,10 +142,15 @@ def _job_of_recipe(read: FileReading, answer: Answer, ask: Mapping[str, Any]) ->
     made = _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
     if made is None or not is_guessed_method(read.values):
         return made
+    if BY_NAME.search(str(ask.get("file", ""))):
+        notes = (*made.document.get("notes", ()), "it trains by DPO, as the file's name says")
+        return made._replace(document={**made.document, "notes": list(notes)})
     over = (*made.over_words, MAY_BE_ANOTHER)
     return made._replace(over_words=over, elsewhere=(*made.elsewhere, "reference"))
 
 
+BY_NAME = late_pattern(r"(?:^|[^a-z])dpo(?:[^a-z][^/]*)?$", re.IGNORECASE)
+"""A file's name that says the method, which its keys leave open (``dpo.yaml``, ``qwen_dpo_7b.yml``)."""
 MAY_BE_ANOTHER = (
     "which method trains is not said: counted as DPO, by a key that ORPO and CPO have as well, which have no "
     "reference"

@@ -15,6 +15,7 @@ from memsheet.exchange.servers import REPEATED
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.file_format import read_format_values as read_values
+from memsheet.exchange.shared.inherited_yaml import absent_parents
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,
     TRL,
@@ -121,7 +122,7 @@ def recognise_files(
             problem = error.problems[0]
             synthetic = any(name == command_name(other) for other in texts)
             if (name not in in_folder and not synthetic) or not problem.reason.endswith(NOT_READ):
-                raise _absent_script(name, text, scripts) or error
+                raise _absent_script(name, text, scripts) or absent_parents(name, text) or error
             why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
     if left and not reads:

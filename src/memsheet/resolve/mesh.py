@@ -204,7 +204,7 @@ def _check_divisibility(gaps: RequestResolver, mesh: Mesh, model: ModelSpec) -> 
     if ranks % (
         mesh.ep * mesh.etp
     ):  # Megatron-LM 23e00ed core/parallel_state.py:703: the world is divided by ep · etp · pp
-        reason = f"times etp does not divide the {ranks} ranks of a stage"
+        reason = f"times etp {mesh.etp} does not divide the {ranks} ranks of a stage"
         gaps.wrong("mesh.ep", mesh.ep, reason, _expert_degrees(mesh, counts))
 
 

@@ -112,6 +112,15 @@ def test_without_its_parent_nothing_is_made_up(tmp_path: Path) -> None:
     assert "defaults" in memsheet.check(file, gpus="2xA100-80GB").doubt
 
 
+def test_what_says_nothing_without_its_parent_is_told_which_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "grpo-4n8g.yaml"
+    file.write_text("defaults: ../grpo-1n8g.yaml\ncluster: {num_nodes: 4}\n")
+    with pytest.raises(
+        memsheet.InputError, match=r"stands on \.\./grpo-1n8g\.yaml, which is not among the files"
+    ):
+        memsheet.check(file, gpus="2xA100-80GB")
+
+
 def test_sums_of_names_are_summed_up(tmp_path: Path) -> None:
     found = checked(tmp_path, "policy: {sequence_packing: {enabled: true}}")
     assert found.answer is not None
@@ -142,7 +151,15 @@ def test_megatron_is_read_by_its_own_words(tmp_path: Path) -> None:
     assert found.answer is not None
     assert found.answer.plan.engine == "megatron"
     assert int(found.answer.plan.mesh.tp) == 2
-    assert "use_precision_aware_optimizer" in found.doubt
+
+
+def test_a_precision_aware_optimizer_keeps_the_half_that_bf16_lacks(tmp_path: Path) -> None:
+    own = "{enabled: true, optimizer: {use_precision_aware_optimizer: AWARE}}"
+    more = f"policy: {{dtensor_cfg: {{enabled: false}}, megatron_cfg: {own}}}"
+    aware, plain = (checked(tmp_path, more.replace("AWARE", said)) for said in ("true", "false"))
+    assert "use_precision_aware_optimizer" not in aware.doubt
+    halves, wholes = (held(one, "update_actor/backward", "actor", "master_weights") for one in (aware, plain))
+    assert 0 < 2 * halves == wholes
 
 
 SGLANG = (

@@ -41,6 +41,19 @@ def told(found: Checked) -> memsheet.Answer:
     return found.answer
 
 
+@pytest.mark.parametrize(
+    ("name", "open_"),
+    [("dpo.yaml", False), ("qwen_dpo_7b.yml", False), ("config.yaml", True), ("orpo.yaml", True)],
+)
+def test_a_method_that_the_keys_leave_open_is_the_one_in_the_file_s_name(
+    name: str, open_: bool, tmp_path: Path
+) -> None:
+    text = f"{TRL}beta: 0.1\n".replace(MODEL, "Qwen/Qwen2.5-7B-Instruct")
+    found = checked(tmp_path, text, name=name)
+    assert ("which method trains is not said" in found.doubt) is open_
+    assert ("it trains by DPO, as the file's name says" in told(found).notes) is not open_
+
+
 def rows_of(answer: memsheet.Answer, *, without: str = "") -> dict[Any, Any]:
     return {
         (item.path, item.component, when): size

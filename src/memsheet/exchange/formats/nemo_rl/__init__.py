@@ -50,7 +50,7 @@ ROLES, PARENTS, OTHER_OPTIMIZER = "$.roles", "defaults", "$.optimizer"
 POLICY_SETUP, MEGATRON_SETUP = "models/automodel/setup.py", "models/megatron/setup.py"
 WORDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 LORA = f"{DTENSOR}.lora_cfg"
-OPTIMIZER = f"{POLICY}.optimizer.name"
+OPTIMIZER, PRECISION_AWARE = f"{POLICY}.optimizer.name", f"{MEGATRON}.optimizer.use_precision_aware_optimizer"
 
 
 def _read_backend(_: Any, values: Values) -> Mapping[str, Any]:
@@ -66,13 +66,18 @@ def _read_cluster(_: Any, values: Values) -> Mapping[str, Any]:
 
 def _read_widths(value: Any, values: Values) -> Mapping[str, Any]:
     """FSDP2's shards are fp32 and computed in sixteen bits, reduced in fp32 (models/automodel/setup.py:330,
-    484-487); Megatron-Core's are of sixteen bits with fp32 beside them.
+    484-487); Megatron-Core's are of sixteen bits with fp32 beside them, of which a precision-aware optimizer
+    keeps the half that bf16 lacks: its recipe of eight bits is not handed on (models/megatron/setup.py:1381),
+    and TransformerEngine 2.14.1 knows remainders (pyproject.toml:134; NVIDIA/Megatron-LM d98e8a6
+    megatron/core/optimizer/optimizer_config.py:192, 407-438).
     """
     word = WORDS.get(str(value), str(value))
     if runs_megatron(values):
         wide = says_true(values, f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32")
         summed = "fp32" if wide else word
-        return {**with_master(word), "precision.gradients": summed, "precision.reduce": summed}
+        halves = word == "bf16" and says_true(values, PRECISION_AWARE)
+        master = {"?precision.master_weights": "int16-remainder"} if halves else {}
+        return {**with_master(word), **master, "precision.gradients": summed, "precision.reduce": summed}
     return {**uniform_precision_keys("fp32"), "precision.compute": word, "precision.reduce": "fp32"}
 
 
@@ -215,12 +220,13 @@ KEYS = (
     read_only_row(f"{M}.sequence_parallel", _on_megatron(lambda v, values: {"sequence_parallel": v is True and degree_of(values, "tensor") > 1}), MEGATRON_SETUP),
     read_only_row(f"{M}.activation_checkpointing", _on_megatron(_read_recomputed), MEGATRON_SETUP),
     read_only_row(f"{M}.optimizer.optimizer", _on_megatron(lambda v, _: {"optimizer.name": {"adam": "adamw"}.get(str(v), v), "optimizer.implementation": "distributed"}), MEGATRON_SETUP, "adam"),
+    read_only_row(PRECISION_AWARE, read_elsewhere, f"{MEGATRON_SETUP}:1381"),
     read_only_row(f"{M}.optimizer.optimizer_cpu_offload", _on_megatron(lambda v, _: {"offload.optimizer": 1} if v is True else {}), MEGATRON_SETUP),
 )  # fmt: skip
 OF_MEGATRON: Mapping[str, tuple[Any, ...]] = {
     "peft.enabled": (False,), "fp8_cfg.enabled": (False,), "fine_grained_activation_offloading": (False,), "cuda_graph_impl": ("none",), "mtp_num_layers": (0,),
     "num_layers_in_first_pipeline_stage": (), "num_layers_in_last_pipeline_stage": (), "moe_enable_deepep": (False,), "moe_shared_expert_overlap": (False,),
-    "optimizer.use_precision_aware_optimizer": (False,), "model_overrides": ({},), "freeze_moe_router": (True, False), "gradient_accumulation_fusion": (False,),
+    "optimizer.store_param_remainders": (True,), "optimizer.main_params_dtype": (), "optimizer.exp_avg_dtype": (), "optimizer.exp_avg_sq_dtype": (), "model_overrides": ({},), "freeze_moe_router": (True, False), "gradient_accumulation_fusion": (False,),
 }  # fmt: skip
 OF_POLICY: Mapping[str, tuple[Any, ...]] = {
     "draft.enabled": (False,), "hf_config_overrides": ({},), "dtensor_cfg.expert_parallel_size": (1,), "quant_cfg": (), "dtensor_cfg.custom_parallel_plan": (),
