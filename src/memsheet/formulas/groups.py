@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
+from typing import Any
 
 from memsheet.arith import Count, agreed, is_array, mixed_stratum
 from memsheet.formulas.activations import Ends, block_part, end_parts, run_config_of
 from memsheet.formulas.alike_rows import by_alike_rows
-from memsheet.formulas.layers_of_plan import LayersOfPlan, layers_of_plan
+from memsheet.formulas.layers_of_plan import layers_of_plan
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.shared_tables import LetGo
 from memsheet.formulas.states.held import HeldTensor, module_of, tensors_on_rank
@@ -23,10 +24,10 @@ from memsheet.formulas.tapes.bytes_by_path import (
     merge_moment,
 )
 from memsheet.formulas.tapes.evaluate import Part, Release
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import NamedTuple, dataclass, replace
 from memsheet.plan.engine import Engine
-from memsheet.plan.model import Block, ModelSpec, Norm, Role, Stack, Weight
-from memsheet.plan.plan import Plan, Recompute, RecomputeMode
+from memsheet.plan.model import Block, ModelSpec, Moe, Norm, Role, Stack, Weight
+from memsheet.plan.plan import Plan, Recompute, RecomputeMode, Spread
 from memsheet.sheet import Component
 
 
@@ -157,18 +158,72 @@ def walk_stage_layers(spec: ModelSpec, plan: Plan, engine: Engine, *, release: R
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they
     are made.
     """
-    known = layers_of_plan(plan, engine)
-    walk: StageLayers | None = next(
-        (walk for of, gone, walk in known.walks if of is spec and gone == release), None
-    )
+    known, routing = layers_of_plan(plan, engine), plan.routing
+    spread = routing.spread if routing and isinstance(routing.spread, Spread) else None
+    of_spec = [(way, walk) for of, gone, way, walk in known.walks if of is spec and gone == release]
+    walk: StageLayers | None = next((walk for way, walk in of_spec if way is spread), None)
     if walk is None:
-        walk = _make_walk(spec, known, engine, release=release)
-        known.walks.append((spec, release, walk))
+        own = replace(known.plan, routing=routing) if spread else known.plan
+        if of_spec:
+            walk = _walk_routed_otherwise(spec, of_spec[0][1], own, known.groups, engine, release=release)
+        walk = walk or _make_walk(spec, own, known.groups, engine, release=release)
+        known.walks.append((spec, release, spread, walk))
     return walk
 
 
-def _make_walk(spec: ModelSpec, known: LayersOfPlan, engine: Engine, *, release: Release) -> StageLayers:
-    plan, made = known.plan, known.groups
+def _walk_routed_otherwise(
+    spec: ModelSpec,
+    walk: StageLayers,
+    plan: Plan,
+    made: dict[Any, Group],
+    engine: Engine,
+    *,
+    release: Release,
+) -> StageLayers | None:
+    """A walk of the same plan under another routing: with other experts, which alone know of it. None where
+    layers are not those that were made of their blocks alone.
+    """
+    whose: dict[int, MadeOf] = {id(group): known for known, group in made.items() if known.release == release}
+    layers = [group for run in walk.layers for group in run.pattern]
+    if plan.adapter is not None or any(id(group) not in whose for group in layers):
+        return None
+    prefixes, again = {each.path: stack_prefix(each) for each in spec.stacks}, dict[int, Group]()
+    for group in layers:
+        known = whose[id(group)]
+        if id(group) in again or not isinstance(known.block.feed_forward, Moe):
+            continue
+        how = _as_run(plan, recomputed=known.recomputed)
+        part, plain = block_part(known.block, prefixes[known.path], how, engine, release=release)
+        routed = made[known.of(plan)] = replace(group, part=part, plain=plain, gradients=part.gradients)
+        again[id(group)] = routed
+    runs = (
+        Layers(tuple([again.get(id(group), group) for group in run.pattern]), run.count)
+        for run in walk.layers
+    )
+    return replace(walk, layers=tuple(runs))
+
+
+class MadeOf(NamedTuple):
+    """What decides a layer's group: the path of its stack, its block, whether it is recomputed, what becomes
+    of its gradients, and the routing of its tokens to experts, where it has some.
+    """
+
+    path: str
+    block: Block
+    recomputed: bool
+    release: Release
+    spread: object = None
+
+    def of(self, plan: Plan) -> MadeOf:
+        """The same under a plan's routing."""
+        routing = plan.routing if isinstance(self.block.feed_forward, Moe) else None
+        spread = routing.spread if routing and isinstance(routing.spread, Spread) else None
+        return MadeOf(self.path, self.block, self.recomputed, self.release, spread)
+
+
+def _make_walk(
+    spec: ModelSpec, plan: Plan, made: dict[Any, Group], engine: Engine, *, release: Release
+) -> StageLayers:
     ends = end_parts(spec, plan, engine, release=release)
     layers, entry = list[Layers](), 0
     frozen = (
@@ -183,17 +238,16 @@ def _make_walk(spec: ModelSpec, known: LayersOfPlan, engine: Engine, *, release:
     for each in spec.stacks:
         own, seen = list[Layers](), entry == 0 and any(stack.role == JOIN for stack in spec.stacks)
         for pattern, count in _cut_at_recompute(each, plan):
+            groups = list[Group]()
             for block, recomputed in pattern:
-                if (each.path, block, recomputed, release) not in made:
+                key = MadeOf(each.path, block, recomputed, release).of(plan)
+                if key not in made:
                     how = _as_run(plan, recomputed=recomputed)
-                    made[each.path, block, recomputed, release] = _layer_group(
+                    made[key] = _layer_group(
                         block, each, how, engine, release=release, input_grad=not (seen and frozen)
                     )
-            own.append(
-                Layers(
-                    tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count
-                )
-            )
+                groups.append(made[key])
+            own.append(Layers(tuple(groups), count))
         if each.role == BRIDGE:
             own[-1] = _bridge_between_stacks(own[-1], let_go, counted=not release)
         elif (

@@ -13,14 +13,14 @@ from memsheet.formulas.alike_rows import hash_of_single
 from memsheet.formulas.model_code import model_code
 from memsheet.frozen import dataclass, field, fields, replace
 from memsheet.plan.engine import Engine
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, Spread
 from memsheet.plan.workload import Training
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayersOfPlan:
-    """A plan without what its layers do not know, and what they have been made into so far: ``groups``, each
-    of a block of a stack, and ``walks``, each of a stage (``groups.py``).
+    """A plan without what its layers do not know, of any routing, and what they have been made into so far:
+    ``groups``, each of a block of a stack, and ``walks``, each of a stage under a routing (``groups.py``).
     """
 
     plan: Plan
@@ -43,7 +43,7 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     stages and their chunks, choices of a search that divide or keep states in another way.
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
-    own = plan if model_code(engine.layers).knows_shards else plan_of_layers(plan)
+    own = plan_of_any_routing(plan if model_code(engine.layers).knows_shards else plan_of_layers(plan))
     number = hash_of_single(own)
     for known in _recent:
         if known.engine is engine and known.number == number and equal_plans(known.plan, own):
@@ -77,6 +77,14 @@ def plan_of_layers(plan: Plan) -> Plan:
         schedule=None,
         layers_per_stage=None,
     )
+
+
+def plan_of_any_routing(plan: Plan) -> Plan:
+    """One plan for all that differ in how tokens are routed alone, which nothing but their experts knows."""
+    routing = plan.routing
+    if routing is None or not isinstance(routing.spread, Spread) or routing.spread is Spread.EXPECTED:
+        return plan
+    return replace(plan, routing=replace(routing, spread=Spread.EXPECTED))
 
 
 VARIED = ("recompute", "loss", "offload", "mesh", "workload")

@@ -191,10 +191,9 @@ def kept_rest_bytes(tensors: Iterable[tuple[Count, int]]) -> Count:
 def _nccl_communicator_bytes(plan: Plan, entry: dict[str, Any]) -> Bytes:
     one = _overhead_range(entry)
     mesh = plan.mesh
-    groups = sum(
-        where(at_least(degree, 2), 1, 0)
-        for degree in (mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.pp, mesh.cp)
-    )
+    groups: Count = 0
+    for degree in (mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.pp, mesh.cp):
+        groups = groups + where(at_least(degree, 2), 1, 0)
     return Bytes(minimum(groups, 1) * one.low, groups * one.value, groups * one.high)
 
 

@@ -59,8 +59,8 @@ def contradiction_problems(request: Request, task: str) -> Iterator[Problem]:
     yield from _dtype_problems(request)
     if request.get("phase") == "load":  # weights alone: there are no sequences to count
         return
-    for key in SIZES:
-        if request.get(key) == 0:
+    for key in [key for key in SIZES if key in request]:
+        if request[key] == 0:
             yield Problem(
                 field=key, value=0, reason="is no size of a job", hint="give 1 or more, or leave it out"
             )
@@ -82,8 +82,8 @@ def _orphan_key_problems(
 ) -> Iterator[Problem]:
     """Details of something that is not there."""
     if request.get(needed) is None:
-        for key in keys:
-            value = request.get(key)
+        for key in [key for key in keys if key in request]:
+            value = request[key]
             if value is not None and value not in ([], ()):
                 yield Problem(field=key, value=value, reason=reason, hint=hint)
 
@@ -91,8 +91,9 @@ def _orphan_key_problems(
 def _dtype_problems(request: Request) -> Iterator[Problem]:
     engine = _modelled_engine(request)
     cache = engine.cache_names if engine is not None else CACHE_DTYPES
-    for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": cache, "serving.k_dtype": cache}.items():
-        value = request.get(key)
+    dtypes = {**PRECISION_DTYPES, "serving.kv_dtype": cache, "serving.k_dtype": cache}
+    for key in [key for key in dtypes if key in request]:
+        value, known = request[key], dtypes[key]
         found = dtype_named(value) if value is not None else None
         if (
             found in (FP8, MXFP8)

@@ -198,11 +198,12 @@ def _resolve_for_engine(
 
 def _refuse_unread(gaps: RequestResolver, engine: Engine, task: str) -> None:
     """Options that nobody has modelled for the engine, and those of the other task."""
-    for key, harmless in UNMODELLED.items():
-        value = gaps.request.get(key)
+    request = gaps.request
+    for key in [key for key in UNMODELLED if key in request]:
+        value = request[key]
         if (
             value is not None
-            and value not in harmless
+            and value not in UNMODELLED[key]
             and key not in engine.models
             and key not in OTHER_TASK[task]
         ):
@@ -212,9 +213,10 @@ def _refuse_unread(gaps: RequestResolver, engine: Engine, task: str) -> None:
                 "is not modelled yet, and an option is never ignored",
                 "leave it out to see the job without it",
             )
-    for key, harmless in OTHER_TASK[task].items():
-        value = gaps.request.get(key)
-        if value is not None and value not in harmless and key not in engine.models:
+    other = OTHER_TASK[task]
+    for key in [key for key in other if key in request]:
+        value = request[key]
+        if value is not None and value not in other[key] and key not in engine.models:
             beside = task == "infer" and key.startswith("adapter.")
             unread = (
                 f"is not modelled for adapters that {engine.name} serves"

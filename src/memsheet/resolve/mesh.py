@@ -25,10 +25,12 @@ with late_functions(__name__):
 NOT_THE_PRODUCT = "is not the mesh's product"
 
 
+PRODUCT = ("mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.pp")
+
+
 def mesh_product(request: Request) -> int:
-    degrees = (request.get(f"mesh.{axis}") for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp"))
     result = 1
-    for degree in degrees:
+    for degree in [request[key] for key in PRODUCT if key in request]:
         result *= (
             degree if isinstance(degree, int) and degree else 1
         )  # a word is told where plans are checked
@@ -64,7 +66,8 @@ def zero_stage_of(gaps: RequestResolver, engine: Engine, task: str, gpus: int | 
 def mesh_of(
     gaps: RequestResolver, engine: Engine, task: str, zero: int, gpus: int | None, model: ModelSpec | None
 ) -> Mesh:
-    given = {axis: gaps.request.get(f"mesh.{axis}") for axis in MESH}
+    asked = gaps.request
+    given = {axis: asked[key] if (key := f"mesh.{axis}") in asked else None for axis in MESH}
     degrees = {axis: value or 1 for axis, value in given.items()}
     product = mesh_product(gaps.request)
     spread = spreads_layers(gaps, engine, task)

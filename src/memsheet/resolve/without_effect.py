@@ -38,7 +38,7 @@ ACCOUNTED = {"moe.grouped_gemm": "experts in grouped products", "moe.permute_fus
 def check_effects(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec | None) -> None:
     """Every option that is given and has nothing to act on."""
     for keys, holds, reason, hint in _no_effect_rules(plan, engine, model):
-        for key in keys:
+        for key in [key for key in keys if key in gaps.request]:
             if (value := _effective_value(gaps, key)) is not None and holds(value):
                 gaps.wrong(key, value, reason, hint)
     gaps.assumed += _no_effect_notes(gaps, plan)

@@ -19,7 +19,7 @@ from memsheet.frozen import replace
 from memsheet.plan.device import cluster_of
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import modelled_engines
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, Spread
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve_request
 
@@ -64,6 +64,52 @@ def test_states_and_batches_are_nothing_that_a_layer_knows(changes: dict[str, An
 )
 def test_what_a_layer_runs_is_another_plan_of_layers(changes: dict[str, Any]) -> None:
     assert of_plan(plan_of()) is not of_plan(plan_of(**changes))
+
+
+ROUTED: list[dict[str, Any]] = [
+    {},
+    {"recompute.mode": "full"},
+    {"recompute.mode": "selective"},
+    {"moe.capacity_factor": 1.25},
+    {"adapter.rank": 8},
+]
+
+
+def parts_under(name: str, asked: dict[str, Any], *, alone: bool) -> list[list[dict[Any, Any]]]:
+    """What the parts of a step make and keep under every routing, each asked about after the others."""
+    found = []
+    for spread in Spread:
+        if alone:
+            kept._recent = ()
+        spec = read_model(name, catalog=catalog.find_model)
+        request = {"task": "train", "engine": "megatron", "seq_len": 1024, "mesh.ep": 4, **asked}
+        plan = resolve_request(request, spec, cluster_of(catalog.find_device("H100-80GB"), 8)).plan
+        assert plan.routing is not None
+        plan = replace(plan, routing=replace(plan.routing, spread=spread))
+        walk = walk_stage_layers(spec, plan, engine_for(spec, plan), release=True)
+        groups = [walk.embeddings, *(group for run in walk.layers for group in run.pattern), walk.head]
+        parts = [part for group in groups if group for part in (group.part, group.plain)]
+        found.append(
+            [
+                bag.held
+                for part in parts
+                for bag in (part.retained, part.forward, part.backward, part.gradients, part.arriving)
+            ]
+        )
+    return found
+
+
+@pytest.mark.parametrize("asked", ROUTED)
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2"])
+def test_layers_under_a_routing_after_others_are_those_under_it_alone(
+    name: str, asked: dict[str, Any]
+) -> None:
+    try:
+        together = parts_under(name, asked, alone=False)
+    except InputError:
+        pytest.skip("not modelled")
+    assert together == parts_under(name, asked, alone=True)
+    assert together[0] != together[-1]
 
 
 def test_counts_of_many_plans_are_compared_place_by_place() -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
+from itertools import chain
 
 from memsheet.allocator.whole_script import live_peak_bytes, shift_events
 from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
@@ -33,6 +35,8 @@ class Lifetimes(Enum):
     NONE = "none"  # it is never made: everything is part of some other kernel
     CALLED = "called"  # until the call that made it returns: the frame of its module has let go of it then
     LATE = "late"  # until the layer is through
+
+    __hash__ = object.__hash__  # see sheet.Component
 
 
 @dataclass(slots=True)
@@ -113,8 +117,8 @@ class Script:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sized:
-    """A tape with its sizes, and its forward with lifetimes. ``heirs``: which storage takes the place of
-    which; ``arrivals``: when backward leaves a
+    """A tape with its sizes, and its forward with lifetimes, which are ``kept``. ``heirs``: which storage
+    takes the place of which; ``arrivals``: when backward leaves a
     parameter's gradient, and which; ``handed_back``: the gradient of what came in;
     ``recomputed_stays``: what is there after a forward that ran again;
     ``varies``: whether its lifetimes are not known; ``patterns``: what its logs were found to do;
@@ -124,9 +128,8 @@ class Sized:
 
     tape: Tape
     sizes: tuple[int, ...]
-    forward: Log
+    kept: Lifetimes
     heirs: Mapping[int, int]
-    streams: tuple[int, ...]
     arrivals: tuple[tuple[int, int], ...]
     handed_back: frozenset[int]
     recomputed_stays: frozenset[int]
@@ -156,25 +159,22 @@ class Sized:
         *,
         varies: bool,
     ) -> Sized:
-        stays = tape.saved | tape.outputs | tape.handed
-        log, heirs = tape.forward, dict[int, int]()
-        match lifetimes:
-            case Lifetimes.NONE:
-                made = {index for event, index in log if event is Event.ALLOC} - stays
-                sizes = [0 if index in made else size for index, size in enumerate(sizes)]
-            case Lifetimes.CALLED:
-                log = _released_by_frames(tape)
-            case Lifetimes.LATE:
-                log = tuple(sorted(log, key=lambda one: one[0] is Event.FREE))
-            case Lifetimes.REUSED:
-                heirs = _reused_storages(tape, sizes, log, tape.handed | tape.outputs)
-            case Lifetimes.RECORDED:
-                pass
-        streams = tuple(BESIDE if entry.side_stream else DEFAULT for entry in tape.entries)
+        heirs = dict[int, int]()
+        if lifetimes is Lifetimes.NONE:
+            stays = tape.saved | tape.outputs | tape.handed
+            made = {index for event, index in tape.forward if event is Event.ALLOC} - stays
+            sizes = [0 if index in made else size for index, size in enumerate(sizes)]
+        elif lifetimes is Lifetimes.REUSED:
+            heirs = _reused_storages(tape, sizes, tape.forward, tape.handed | tape.outputs)
         arrivals = tuple((at, i) for at, (event, i) in enumerate(tape.backward) if event is Event.GRADIENT)
         stays = tape.saved | tape.kept | tape.handed
         back = _handed_back(tape, sizes)
-        return cls(tape, tuple(sizes), log, heirs, streams, arrivals, back, stays, varies, scratch=scratch)
+        return cls(tape, tuple(sizes), lifetimes, heirs, arrivals, back, stays, varies, scratch=scratch)
+
+    @property
+    def forward(self) -> Log:
+        """What forward makes and lets go of, in order."""
+        return _forward_log(self.tape, self.kept)
 
     def of_lifetimes(self, lifetimes: Lifetimes) -> Sized | None:
         """The same with other lifetimes than those recorded, where what is handed back and every gradient are
@@ -193,6 +193,18 @@ class Sized:
         if found is None:
             found = self.patterns[key] = _pattern_of(self, key)
         return found
+
+
+@lru_cache(maxsize=256)
+def _forward_log(tape: Tape, lifetimes: Lifetimes) -> Log:
+    """What a tape's forward makes and lets go of, in order."""
+    match lifetimes:
+        case Lifetimes.CALLED:
+            return _released_by_frames(tape)
+        case Lifetimes.LATE:
+            return tuple(sorted(tape.forward, key=lambda one: one[0] is Event.FREE))
+        case Lifetimes.NONE | Lifetimes.REUSED | Lifetimes.RECORDED:
+            return tape.forward
 
 
 def _handed_back(tape: Tape, sizes: Sequence[int]) -> frozenset[int]:
@@ -369,51 +381,101 @@ def _play_log(
     script.sizes += pattern.sizes
     script.streams += pattern.streams
     script.events += pattern.placed(base, there)
-    script.scratch += [base + number for number in pattern.scratch]
+    if pattern.scratch:
+        script.scratch += [base + number for number in pattern.scratch]
     held.clear()
-    held.update([(index, at + base if at < THERE else there[at - THERE]) for index, at in pattern.left])
+    for index, at in pattern.left:
+        held[index] = at + base if at < THERE else there[at - THERE]
 
 
 def _pattern_of(sized: Sized, key: LogKey) -> Pattern:
-    tape, script = sized.tape, Script()
-    logs = {Pass.FORWARD: sized.forward, Pass.AGAIN: tape.recomputed, Pass.BACKWARD: tape.backward}
+    """A log's course with the sizes of what it makes."""
+    beside = tuple([(index, len(inside)) for index, inside in sized.scratch.items()])
+    taken = key._replace(workspace=bool(key.workspace))
+    course = _course_of(sized.tape, sized.kept, taken, beside, tuple(sized.heirs.items()))
+    sizes = [*sized.sizes, *chain(*sized.scratch.values()), key.workspace]
+    made = array("q", [sizes[place] for place in course.made])
+    return Pattern(made, course.streams, course.events, course.outside, course.left, course.scratch)
+
+
+class Course(NamedTuple):
+    """What a log does whatever sizes there are: as ``Pattern``, but of what it makes only which it is
+    (``made``): a storage by its number, behind them what kernels make for themselves, one after another, and
+    last the workspace.
+    """
+
+    made: list[int]
+    streams: bytearray
+    events: array[int]
+    outside: tuple[tuple[int, int], ...]
+    left: tuple[tuple[int, int], ...]
+    scratch: tuple[int, ...]
+
+
+@lru_cache(maxsize=1024)
+def _course_of(
+    tape: Tape,
+    lifetimes: Lifetimes,
+    key: LogKey,
+    beside: tuple[tuple[int, int], ...],
+    inherited: tuple[tuple[int, int], ...],
+) -> Course:
+    """``beside``: how many kernels' own come with a storage; ``inherited``: which takes the place of which. A
+    question asks for the same at every length.
+    """
+    forward = _forward_log(tape, lifetimes)
+    logs = {Pass.FORWARD: forward, Pass.AGAIN: tape.recomputed, Pass.BACKWARD: tape.backward}
     log = logs[key.run][key.start : key.stop]
     if key.adds:
         log = tuple((Event.FREE if event is Event.GRADIENT else event, index) for event, index in log)
-    held = {index: THERE + place for place, index in enumerate(key.there)}
-    heirs = sized.heirs
-    inside = list[int]()
+    held, heirs = {index: THERE + place for place, index in enumerate(key.there)}, dict(inherited)
+    last, own = len(tape.entries), dict[int, range]()
+    for index, count in beside:
+        own[index] = range(last, last + count)
+        last += count
+    made, events, inside = list[int](), list[int](), list[int]()
     places, spare = set(heirs.values()) if key.run is Pass.FORWARD else set[int](), dict[int, int]()
-    product = _first_product(sized) if key.workspace else None
+    product = _first_product(tape, forward) if key.workspace else None
     for at, (event, index) in enumerate(log):
         if at == product:
-            script.take(key.workspace)
+            events.append(len(made))
+            made.append(last)
         if event is Event.ALLOC and index not in held:
             place = spare.pop(heirs[index], None) if index in heirs else None
-            held[index] = script.take(sized.sizes[index], sized.streams[index]) if place is None else place
+            if place is None:
+                place = len(made)
+                events.append(place)
+                made.append(index)
+            held[index] = place
         elif event is Event.FREE and index in held and index not in key.keeps:
             number = held.pop(index)
             if index in places:
                 spare[index] = number
             else:
-                script.give((number,))
-        for size in sized.scratch.get(index, ()) if event is Event.ALLOC else ():
-            inside.append(script.take(size))
-            script.give(inside[-1:])
+                events.append(~number)
+        for extra in own[index] if event is Event.ALLOC and index in own else ():
+            number = len(made)
+            inside.append(number)
+            events += (number, ~number)
+            made.append(extra)
     if product == len(log):
-        script.take(key.workspace)
-    script.give(spare.values())
-    outside = tuple((at, ~event - THERE) for at, event in enumerate(script.events) if ~event >= THERE)
-    return Pattern(script.sizes, script.streams, script.events, outside, tuple(held.items()), tuple(inside))
+        events.append(len(made))
+        made.append(last)
+    events += [~number for number in spare.values()]
+    streams = bytearray(
+        BESIDE if index < len(tape.entries) and tape.entries[index].side_stream else DEFAULT for index in made
+    )
+    outside = tuple((at, ~event - THERE) for at, event in enumerate(events) if ~event >= THERE)
+    return Course(made, streams, array("q", events), outside, tuple(held.items()), tuple(inside))
 
 
-def _first_product(sized: Sized) -> int:
+def _first_product(tape: Tape, forward: Log) -> int:
     """How many events of a forward come before the workspace of its first product of matrices: those up to
     its result's.
     """
-    made = next((one.writes[0] for one in sized.tape.forward_operations if one.terms and one.writes), None)
-    entries = sized.tape.entries
-    events = enumerate(sized.forward, 1)
+    made = next((one.writes[0] for one in tape.forward_operations if one.terms and one.writes), None)
+    entries = tape.entries
+    events = enumerate(forward, 1)
     return next(
         (
             at
