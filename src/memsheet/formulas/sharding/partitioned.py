@@ -18,6 +18,7 @@ from memsheet.formulas.sharding.partitioned_overhead import (
     FLUSH,
     GATHERED,
     bucket_bytes,
+    holds_packed,
     zero_overhead,
 )
 from memsheet.formulas.sharding.partitioned_states import (
@@ -52,6 +53,12 @@ AUTO = (
     "reduce_bucket_size h·h, prefetch 0.9·h·h, persistence 10·h"
 )
 
+HELD = (
+    "products in four bits hold the weights that were gathered for them until backward "
+    "(zero/held_by_products), as they are packed; "
+    "under a reentrant checkpoint (use_reentrant: true) they do not"
+)
+
 
 def partitioned_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
     """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it
@@ -84,7 +91,7 @@ def partitioned_state(
         paged=paged_bytes(flat_tensor(zero.shard), zero.shard, plan),
         gradients=ended_gradients(zero),
         ranges=_flush_and_gather_ranges(zero),
-        notes=(AUTO,) if plan.zero else (),
+        notes=(*((AUTO,) if plan.zero else ()), *((HELD,) if holds_packed(plan) else ())),
     )
 
 
