@@ -303,7 +303,7 @@ FORMAT = Format(
         "optimizer_in_backward", "mesh.dp_shard", "mesh.dp_replicate", "allocator.expandable_segments", "zero", "precision.parameters",
         "precision.compute", "precision.gradients", "precision.reduce", "precision.moments", "recompute.mode", "recompute.every",
         "recompute.layers", "recompute.segments", "recompute.modules", "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype",
-        "adapter.dropout", "adapter.full_modules", "quantization.weights", "quantization.double_quant", "quantization.group_size",
+        "adapter.dropout", "adapter.full_modules", "quantization.weights", "quantization.double_quant", "quantization.storage", "quantization.group_size",
         "quantization.skip", "offload.activations", "image_tokens",
     }),
     unmodelled={

@@ -228,7 +228,7 @@ FORMAT = Format(
         "seq_len", "attention", "loss", "dropout", "optimizer.name", "optimizer.implementation", "mesh.dp_shard", "mesh.dp_replicate", "mesh.cp", "context_parallel_comm",
         "allocator.expandable_segments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",
         "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype", "adapter.dropout", "adapter.full_modules",
-        "quantization.weights", "quantization.double_quant", "quantization.group_size", "quantization.skip",
+        "quantization.weights", "quantization.double_quant", "quantization.storage", "quantization.group_size", "quantization.skip",
     }),
     unmodelled={
         f"{Z}.mics_shard_size": (-1,), f"{Z}.zero_quantized_nontrainable_weights": (False,),

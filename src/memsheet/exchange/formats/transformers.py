@@ -596,7 +596,7 @@ FORMAT: Format = Format(
         "allocator.expandable_segments", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce",
         "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules", "recompute.reentrant",
         "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype", "adapter.dropout", "adapter.full_modules", "quantization.weights",
-        "quantization.double_quant", "quantization.group_size", "quantization.skip", "offload.optimizer", "offload.parameters",
+        "quantization.double_quant", "quantization.storage", "quantization.group_size", "quantization.skip", "offload.optimizer", "offload.parameters",
         "precision.master_weights",
     }),
     unmodelled={

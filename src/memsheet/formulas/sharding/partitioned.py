@@ -18,6 +18,7 @@ from memsheet.formulas.sharding.partitioned_overhead import (
     FLUSH,
     GATHERED,
     bucket_bytes,
+    holds_packed,
     zero_overhead,
 )
 from memsheet.formulas.sharding.partitioned_states import (
@@ -51,6 +52,12 @@ C = Component
 AUTO = (
     'DeepSpeed\'s own bucket sizes; transformers writes others where its configuration says "auto": '
     "reduce_bucket_size h·h, prefetch 0.9·h·h, persistence 10·h"
+)
+
+HELD = (
+    "products in four bits hold the weights that were gathered for them until backward "
+    "(zero/held_by_products), as they are packed; "
+    "under a reentrant checkpoint (use_reentrant: true) they do not"
 )
 
 
@@ -92,7 +99,7 @@ def _states_around(
         paged=paged_bytes(flat_tensor(zero.shard), zero.shard, plan),
         gradients=ended_gradients(zero),
         ranges=_flush_and_gather_ranges(zero),
-        notes=(AUTO,) if plan.zero else (),
+        notes=(*((AUTO,) if plan.zero else ()), *((HELD,) if holds_packed(plan) else ())),
     )
 
 

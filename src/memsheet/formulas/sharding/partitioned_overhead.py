@@ -278,6 +278,11 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     )
 
 
+def holds_packed(plan: Plan) -> bool:
+    """Whether products in four bits keep what was gathered for them."""
+    return plan.zero == 3 and plan.quantization is not None and not plan.recompute.reentrant
+
+
 @formula(
     cites=QLORA,
     at=(
@@ -288,7 +293,7 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
 )
 def packed_copies(zero: Zero, parameters: tuple[HeldTensor, ...]) -> Count:
     """Bytes that the products of a group hold of gathered weights in four bits from forward to backward."""
-    if zero.plan.quantization is None or zero.plan.recompute.reentrant:
+    if not holds_packed(zero.plan):
         return 0
     return of_parts(zero, sum(h.times * h.dtype.nbytes(h.elements) for h in parameters if h.packed))
 

@@ -77,3 +77,16 @@ def test_a_product_holds_its_gathered_weight_until_backward_unless_checkpoints_a
 )
 def test_the_dtype_is_read_as_transformers_has_it(said: str | None, read: str | None) -> None:
     assert packed_storage(said) == read
+
+
+@pytest.mark.parametrize(
+    ("form", "says"), [("trl", "bnb_4bit_quant_storage: bfloat16"), ("axolotl", "load_in_4bit: true")]
+)
+def test_a_plan_whose_packed_numbers_are_divided_can_be_written(form: str, says: str) -> None:
+    """axolotl packs into bfloat16 whatever it is told (src/axolotl/loaders/model.py:720 at 067b021)."""
+    answer = memsheet.train(
+        "llama-3.1-8b", gpus="8xH100-80GB", engine="fsdp2", quantize="nf4", lora_rank=8, lora_dtype="bf16",
+        recompute="full", seq_len=1024, fix=False,
+    )  # fmt: skip
+    written = memsheet.export(answer, to=f"{form},accelerate")
+    assert any(says in text for text in written.values())

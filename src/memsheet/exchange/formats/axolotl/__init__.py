@@ -108,6 +108,7 @@ FORMAT = Format(
     differs={"precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({
         "engine", "zero", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "allocator.expandable_segments", "precision.parameters",
+        "quantization.storage",  # loaders/model.py:720: bfloat16, always
         "precision.compute", "offload.optimizer", "offload.parameters", "precision.gradients", "precision.reduce", "precision.moments", "precision.master_weights",
     }),
     removed=frozenset({  # schemas/deprecated.py and validation.py:61: it stops at them

@@ -111,7 +111,7 @@ FORMAT = Format(
     beside=frozenset({
         "engine", "zero", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "mesh.tp", "allocator.expandable_segments", "offload.optimizer",
         "offload.parameters", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce", "precision.moments",
-        "precision.master_weights", "recompute.mode",
+        "precision.master_weights", "recompute.mode", "quantization.storage",  # model/model_utils/quantization.py:189: the dtype that is computed in
     }),
     notes=(
         "data and template are stand-ins, and the learning rate is transformers' own: put yours",
