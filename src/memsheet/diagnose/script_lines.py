@@ -34,7 +34,7 @@ _MAY_MATTER = late_pattern(
 _QUOTED = late_pattern(r"`([^`\n]{4,120})`")
 _SENTENCE_PARTS = late_pattern(
     r"[;:.!?] +|, (?=\w+(?:\.\w+|\[)|self)|\b(?:with|do|call|calls|use|and|like|line|have|is|to|into|in|at) (?=\w+[.\[(])"
-)
+)  # fmt: skip
 """What stands around a statement in a sentence."""
 _OF_LIBRARY = late_pattern(
     r"""\W{0,4}File "[^"\n]{0,300}(?:(?:site|dist)-packages|/lib/python|/(?:torch\w*|deepspeed|transformers|accelerate|trl|peft|megatron|(?:pytorch_)?lightning|verl|vllm|sglang|fairseq|diffusers|timm|keras|jax|flax)/)"""

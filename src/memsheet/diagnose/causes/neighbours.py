@@ -69,7 +69,7 @@ def has_much_outside(of: Figures, _: Signs) -> bool | None:
 _OWN_CACHE = re.compile(
     r"\bcache_max_entry_count\b|\[BlockManager\]|\bObject cache budget: |\b(?:kv_cache_)?free_gpu_memory_fraction\b"
     r"|max tokens in paged KV cache"
-)
+)  # fmt: skip
 """How servers are known whose cache stands outside PyTorch's allocator: LMDeploy's TurboMind,
 TensorRT-LLM.
 """

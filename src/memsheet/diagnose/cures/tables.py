@@ -297,7 +297,7 @@ SESSIONS = re.compile(
     r"|\b(?:sessions?|conversations?|chats?|dialog(?:ue)?s?|users?|kv_?caches?)(?:_\w{1,20})?\[[\w.\"']{1,40}\]"
     r"|\b(?:per|each|every|one)[ -](?:user|session|conversation|chat|client)\b[^\n.;]{0,40}?\b(?:cache|past_key_values|history|state)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 KEEP_ON_LIST = Cure(
     change="numbers, not tensors, put on the list", helps=MAYBE, where="metrics.append(x.item()) (of a tensor that is needed x.detach().cpu())",
     why="a tensor on a list stays on the card, and one of a loss holds its step's graph",
@@ -311,7 +311,7 @@ LISTS = re.compile(
     r"|(?:存|放|加|塞|攒|记录|append)[^\n。；]{0,20}?(?:list|列表|字典|dict|数组|陣列|buffer)|(?:リスト|辞書|配列|list|dict)[^\n。]{0,12}?(?:追加|保存|溜め|貯め|入れ|append)"
     r"|(?:리스트|딕셔너리|배열|list|dict)[^\n.]{0,12}?(?:저장|추가|담|모으|모아|append)",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """How people say that something goes on a list, in what order their tongue has it."""
 OF_GROWTH: tuple[tuple[re.Pattern[str], Cure], ...] = (
     (HOOKS, KEEP_NO_HOOK), (CACHES, KEEP_FEWER), (SESSIONS, KEEP_NO_CHAT), (LISTS, KEEP_ON_LIST),

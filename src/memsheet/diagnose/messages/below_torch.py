@@ -251,8 +251,8 @@ _OF_RUNTIME = re.compile(r"TensorRT-LLM|tensorrt_llm|\btrtllm|free_gpu_mem(?:ory
 
 
 def _refused_call_by_name(message: Message, log: Log) -> Judgement:
-    """A program's own call to the driver: of Ollama's process of a model, of TensorRT-LLM, whose cache takes a
-    share of what is free, or any other.
+    """A program's own call to the driver: of Ollama's process of a model, of TensorRT-LLM, whose cache takes
+    a share of what is free, or any other.
     """
     if _RUNNER_ENDS.search(log.squeezed):
         return refused_call(log)
@@ -377,7 +377,7 @@ FORMS = (
         _refused_optimizer,
     ),
     *other_runtimes.FORMS,
-)
+)  # fmt: skip
 _BARE = re.compile(
     r"(?:[\w.]{0,120}OutOfMemoryError(?:\b|$)|CUDA_ERROR_OUT_OF_MEMORY\b"
     r"|(?:CUDA|HIP|XPU|NPU|GPU)\s{1,3}out of memory\b"

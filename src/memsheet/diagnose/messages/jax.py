@@ -100,7 +100,7 @@ def _term_of_buffers(size: Interval | None, printed: str) -> Term | None:
 _OF_LOGITS = re.compile(
     r"logit|lm_?head|un_?embed|de_?embed|log_?softmax|cross_?entropy|output_projection|vocab_?proj|embed\w{0,20}[./](?:decode|attend)\b",
     re.IGNORECASE,
-)
+)  # fmt: skip
 """What code calls its logits, as XLA has it in the name of an operator; an embedding that decodes or attends
 (flax, linen/linear.py, Embed.attend) makes them, too.
 """

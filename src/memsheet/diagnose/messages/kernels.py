@@ -40,7 +40,7 @@ KERNEL_LIMIT = Cure(
 )
 
 
-def _wanted(message: Message) -> str:
+def _wanted_words(message: Message) -> str:
     """What a kernel wants and what there is of it, as far as the message says it."""
     needed, most = (message.words.get(name, "") for name in ("needed", "most"))
     what = re.sub(r"(?<=shared|tensor)(?=memory)", " ", message.words.get("what", "shared memory"))
@@ -57,7 +57,7 @@ def _refused_kernel(message: Message, log: Log) -> Judgement:
     server = share_called(log.text)
     return Judgement(
         causes=(Cause.UNSUPPORTED_SETTING,),
-        because=f"a compiled kernel wants {_wanted(message)}: no shortage of the card's memory",
+        because=f"a compiled kernel wants {_wanted_words(message)}: no shortage of the card's memory",
         cures=(SMALLER_BLOCKS, replace(OTHER_KERNELS, where=BACKENDS.get(server, "")), NO_SMALLER, NO_SHARE),
     )
 

@@ -75,7 +75,7 @@ class Holder(NamedTuple):
     size: Interval
 
 
-def _holder(found: Mapping[str, str], card: int) -> Holder | None:
+def _holder_of_row(found: Mapping[str, str], card: int) -> Holder | None:
     size = printed_bytes(found["size"], {"M": "MiB"}.get(found["unit"], found["unit"]))
     return Holder(card, int(found["pid"]), found["name"].strip(), size) if size else None
 
@@ -97,22 +97,23 @@ def _rows_of_query(lines: Sequence[str]) -> Iterator[Holder | None]:
         said = _USED.match(used)
         unit = number[2] or (said["unit"] if said else "") or "MiB"
         name = row.get("process_name") or row.get("name") or ""
-        yield _holder({"pid": row["pid"], "name": name, "size": number[0], "unit": unit}, NO_CARD)
+        yield _holder_of_row({"pid": row["pid"], "name": name, "size": number[0], "unit": unit}, NO_CARD)
 
 
 def _holders_of_lines(lines: Sequence[str]) -> Iterator[Holder | None]:
     for line in lines:
         if found := _PROCESS.match(line):
-            yield _holder(
+            yield _holder_of_row(
                 {"pid": found[2], "name": found["name"], "size": found["size"], "unit": "MiB"}, int(found[1])
             )
         elif found := _LISTED.match(line):
-            yield _holder(found.groupdict(), NO_CARD)
+            yield _holder_of_row(found.groupdict(), NO_CARD)
         elif found := _OF_ROCM.match(line):
-            yield _holder({**found.groupdict(), "unit": "bytes"}, NO_CARD)
+            yield _holder_of_row({**found.groupdict(), "unit": "bytes"}, NO_CARD)
         elif found := _OF_GPUSTAT.match(line):
             yield from (
-                _holder(each.groupdict(), int(found["card"])) for each in _OF_USER.finditer(found["users"])
+                _holder_of_row(each.groupdict(), int(found["card"]))
+                for each in _OF_USER.finditer(found["users"])
             )
     yield from _rows_of_query(lines)
 

@@ -226,7 +226,7 @@ src/turbomind/turbomind.cc, WarmUp; lmdeploy/serve, the server's hint and uvicor
 
 
 class _Cache(NamedTuple):
-    """A cache that a server took: in words what of, where its line ends, its bytes, and what was left free."""
+    """A cache that a server took: in words what of, where its line ends, its bytes, what was left free."""
 
     words: str
     end: int

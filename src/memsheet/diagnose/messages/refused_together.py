@@ -1,7 +1,8 @@
 """Any program's line that a setting is not for this card, or not with another setting: how such sentences
 are built, whatever they are of. What is refused before memory is asked for died of no shortage.
 
-Read only where a line is an error's (an exception's name, or a level in front) and the program does not go on.
+Read only where a line is an error's (an exception's name, or a level in front) and the program does not
+go on.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _OTHER = r"(?P<other>[^\n.;:\"()]{2,80}?)(?=[.;:,\"()]|$)"
 _CARD = (
     r"(?:(?:this|the|your|current|given) )*(?:(?:GPU|CUDA|NVIDIA|AMD|ROCm) )*"
     r"(?:architecture|arch|devices?|GPUs?|cards?|hardware|platform|compute capabilit(?:y|ies)|capabilit(?:y|ies))\b"
-)
-_KIND = r"(?:compute capabilit(?:y|ies)|\bSM ?_?\d{2,3}|\bsm_?\d{2,3}|\bgfx\d{3,4}|Ampere|Ada\b|Hopper|Blackwell|Turing|Volta|MI\d{3}|[ABHLV]\d{2,3}\b|RTX)"
-_NOT = r"(?:(?:currently|yet|still) )?(?:not (?:(?:yet|currently) )?(?:supported|implemented|available|compatible)|unsupported|incompatible)"
+)  # fmt: skip
+_KIND = r"(?:compute capabilit(?:y|ies)|\bSM ?_?\d{2,3}|\bsm_?\d{2,3}|\bgfx\d{3,4}|Ampere|Ada\b|Hopper|Blackwell|Turing|Volta|MI\d{3}|[ABHLV]\d{2,3}\b|RTX)"  # fmt: skip
+_NOT = r"(?:(?:currently|yet|still) )?(?:not (?:(?:yet|currently) )?(?:supported|implemented|available|compatible)|unsupported|incompatible)"  # fmt: skip
 _OF_CARD = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -33,7 +34,7 @@ _OF_CARD = tuple(
         rf"{_CARD}(?: [^\n.;:]{{1,40}})? (?:does not|do not|doesn't|don't|cannot) support {_WHAT}(?=[.;:,\"()]|$)",
         rf"{_WHAT} (?:requires?|needs?|(?:is|are) only (?:supported|available|implemented) (?:on|for|with)|only (?:supports?|works? (?:on|with))) [^\n.;:]{{0,60}}?{_KIND}",
     )
-)
+)  # fmt: skip
 _TOGETHER = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -43,7 +44,7 @@ _TOGETHER = tuple(
         rf"{_WHAT} (?:is|are) not valid for (?P<other>this configuration)",
         rf"{_WHAT}(?: ?[(=] ?\d{{1,9}}\)?)? (?:(?:is|are) not (?:evenly )?divisible by|(?:must|should) be (?:evenly )?divisible by|(?:must|should) (?:evenly )?divide|is not a multiple of|must be a multiple of) (?P<other>[\w .=()-]{{1,60}}?)(?=[.;:,\"]|$)",
     )
-)
+)  # fmt: skip
 _SETTINGS = re.compile(
     r"--\w|\w=\w|(?<![A-Za-z])(?:fp8|fp4|nvfp4|mxfp4|int[48]|[bf]f?(?:loat)?16|tf32|fp8e\w+|awq|gptq|marlin|quanti[sz]\w+|kv[-_ ]?cache|use_cache|prefix[- _]caching|chunked[- _]prefill|cuda[- _]?graphs?|sliding[- _]window"
     r"|lora|adapters?|speculative|draft|eagle|mtp|(?:tensor|pipeline|data|expert|context|sequence)[- _]?parallel\w*|zero(?:[- ]?\d| stage)?|fsdp\d?|deepspeed|offload\w*|checkpointing|recomput\w+"
@@ -80,25 +81,25 @@ _SPOKEN = re.compile(r"^[\w.]{1,120}\(|^[^:(\n]{0,140}: ?")
 """What stands before an error's sentence: its name with the bracket of a call, or a colon."""
 
 
-def _bare(words: str) -> str:
+def _bare_words(words: str) -> str:
     return words.strip(" `'\"").removeprefix("type ").removeprefix("The ").removeprefix("the ")
 
 
-def _told(line: str) -> Iterator[tuple[str, str]]:
+def _told_by_line(line: str) -> Iterator[tuple[str, str]]:
     """What an error's line says of the card, then of two settings."""
     sentence = _SPOKEN.sub("", line, count=1)
     for pattern in _OF_CARD:
         if (found := pattern.search(sentence)) and _SETTINGS.search(found["what"]):
-            yield _bare(found["what"]), ""
+            yield _bare_words(found["what"]), ""
     for pattern in _TOGETHER:
         if (found := pattern.search(sentence)) and _SETTINGS.search(f"{found['what']} {found['other']}"):
-            yield _bare(found["what"]), _bare(found["other"])
+            yield _bare_words(found["what"]), _bare_words(found["other"])
 
 
 def refused_together(log: Log) -> Refused | None:
     """The first such line, where there is one."""
     for number, line in enumerate(log.lines):
-        if len(line) < MOST_OF_LINE and _ERROR.match(line) and (told := next(_told(line), None)):
+        if len(line) < MOST_OF_LINE and _ERROR.match(line) and (told := next(_told_by_line(line), None)):
             return Refused(number, *told)
     return None
 
@@ -113,7 +114,10 @@ def judge_refused(refused: Refused, log: Log) -> Judgement:
         because = f"the program refuses {refused.what} with {refused.other}, before it asks for memory"
         cures: tuple[Cure, ...] = (CACHE_TYPE, ONE_OF_TWO) if of_cache else (ONE_OF_TWO,)
     else:
-        because = f"this card does not take what is asked of it ({refused.what}), as the program says: no memory was short"
+        because = (
+            f"this card does not take what is asked of it ({refused.what}), as the program says: no memory was "
+            "short"
+        )  # fmt: skip
         numbers = (OTHER_NUMBERS,) if _FP8.search(refused.what) else (LEFT_OUT,)
         cures = (CACHE_TYPE, LATER_CARD) if of_cache else (*numbers, LATER_CARD)
     return Judgement(causes=(Cause.UNSUPPORTED_SETTING,), because=because, cures=cures)

@@ -18,14 +18,14 @@ def found_in(*lines: str) -> Diagnosis:
     return diagnose_texts({"log": "\n".join(lines)})
 
 
-OF_VLLM = "ValueError: Free memory on device (18.40/39.50 GiB) on startup is less than desired GPU memory utilization (0.9, 35.55 GiB)."
+OF_VLLM = "ValueError: Free memory on device (18.40/39.50 GiB) on startup is less than desired GPU memory utilization (0.9, 35.55 GiB)."  # fmt: skip
 OF_OLLAMA = """msg="inference compute" id=GPU-1 library=CUDA description="NVIDIA RTX A6000" total="48.0 GiB" available="2.1 GiB"
 ggml_backend_cuda_buffer_type_alloc_buffer: allocating 9011.00 MiB on device 0: cudaMalloc failed: out of memory
 alloc_tensor_range: failed to allocate CUDA0 buffer of size 9448718336"""
 LISTS = {
-    "nvidia-smi's table": "|    0   N/A  N/A      4711      C   /opt/venv/bin/python                  20480MiB |",
-    "an older table": "|    0      4711      C   /opt/venv/bin/python                         20480MiB |",
-    "a query": "pid, process_name, used_gpu_memory [MiB]\n4711, /opt/venv/bin/python, 20480 MiB",
+    "nvidia-smi's table": "|    0   N/A  N/A      4711      C   /srv/x/bin/python3                  20480MiB |",
+    "an older table": "|    0      4711      C   /srv/x/bin/python3                         20480MiB |",
+    "a query": "pid, process_name, used_gpu_memory [MiB]\n4711, /srv/x/bin/python3, 20480 MiB",
     "a query without units": "pid, used_memory [MiB]\n4711, 20480",
     "a query in another order": "gpu_uuid, used_gpu_memory [MiB], pid, name\nGPU-1a2b, 20480 MiB, 4711, python3 serve.py",
     "a query without a header": "4711, python3 serve.py, 20480 MiB",

@@ -17,7 +17,7 @@ CACHES = {
     "whole MiB": "[TM][INFO] [BlockManager] block_size = 8 MB\n[TM][INFO] [BlockManager] max_block_count = 900",
     "decimals": "[TM][INFO] [BlockManager] block_size = 1.750 MB\n[TM][INFO] [BlockManager] max_block_count = 4100",
     "a pool": "[TM][INFO][0811.10:20:00.000001][turbomind.cc:305] Object cache budget: 11264.00 MB from free 20480.00 MB and ratio 0.550",
-}
+}  # fmt: skip
 SERVES = (
     '10.0.0.7:40112 - "POST /v1/chat/completions HTTP/1.1" 200 OK', "HINT:    Please open http://0.0.0.0:23333 in a browser for detailed api usage!!!",
     "INFO: Uvicorn running on http://0.0.0.0:23333 (Press CTRL+C to quit)", "[TM][INFO][0811.10:20:05.000001][turbomind.cc:459] Warm-up finished in 3.20 seconds.",
@@ -49,7 +49,7 @@ def test_a_request_that_the_whole_cache_does_not_hold_lacks_cache_and_no_card(ca
         {
             "log": f"{cache}\n[TM][WARN][0811.10:21:00.000001][engine.cc:605] dp0 ID 7: cache out of memory, no request can be admitted; failing head-of-line request"
         }
-    )
+    )  # fmt: skip
     assert found.cause is Cause.ENGINE_UNDERPROVISION
     assert found.term
     assert any("--session-len" in cure.where for cure in found.cures)
