@@ -12,7 +12,8 @@ from itertools import accumulate
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, StepContext, stays_on_device
 from memsheet.formulas.replay.partitioned import Partitioned
-from memsheet.formulas.replay.script import GATHERS, REDUCES, Script
+from memsheet.formulas.replay.script import Script
+from memsheet.formulas.replay.tape_logs import GATHERS, REDUCES
 from memsheet.formulas.sharding.partitioned_flow import stays_gathered, tensor_shard
 from memsheet.formulas.sharding.partitioned_overhead import bucket_bytes
 from memsheet.frozen import dataclass, field, replace

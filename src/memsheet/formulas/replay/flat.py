@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run, StepContext
-from memsheet.formulas.replay.script import CASTS, GATHERS, REDUCES, Played
+from memsheet.formulas.replay.script import Played
+from memsheet.formulas.replay.tape_logs import CASTS, GATHERS, REDUCES
 from memsheet.formulas.sharding.flat_sizes import flat_elements
 from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import dataclass, replace

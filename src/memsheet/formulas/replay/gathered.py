@@ -10,7 +10,8 @@ from functools import partial
 from memsheet.arith import Count
 from memsheet.formulas.groups import Group
 from memsheet.formulas.replay.order import FIRST, LAST, Run
-from memsheet.formulas.replay.script import GATHERS, REDUCES, Played, Recorded, Sized, Stop, play_backward
+from memsheet.formulas.replay.script import Played, Recorded, Stop, play_backward
+from memsheet.formulas.replay.tape_logs import GATHERS, REDUCES, Sized
 from memsheet.formulas.sharding.per_parameter_shards import (
     fsdp_wrapping,
     gathers_before_loss,

@@ -15,16 +15,8 @@ from memsheet.formulas.replay.optimizer_step import (
     state_sizes,
     step_by_tensor,
 )
-from memsheet.formulas.replay.script import (
-    Lifetimes,
-    Played,
-    Recorded,
-    Script,
-    Sized,
-    Stop,
-    play_backward,
-    play_forward,
-)
+from memsheet.formulas.replay.script import Played, Recorded, Script, Stop, play_backward, play_forward
+from memsheet.formulas.replay.tape_logs import Lifetimes, Sized
 from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.states.optimizers import (
     Work,

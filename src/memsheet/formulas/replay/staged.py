@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from memsheet.formulas.pipeline import in_flight
 from memsheet.formulas.replay.gathered import GatheredUnit, GatheredUnits
 from memsheet.formulas.replay.order import FIRST, LAST
-from memsheet.formulas.replay.script import REDUCES, Played
+from memsheet.formulas.replay.script import Played
+from memsheet.formulas.replay.tape_logs import REDUCES
 from memsheet.formulas.sharding.per_parameter_shards import fsdp_wrapping
 from memsheet.formulas.sharding.per_parameter_sizes import loss_reduces_head
 from memsheet.plan.plan import Plan, Schedule

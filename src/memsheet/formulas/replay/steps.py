@@ -13,7 +13,8 @@ from memsheet.allocator.whole_script import live_peak_bytes, play_whole_script
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.numerics import stored_as
 from memsheet.formulas.replay.order import THREADS, Run, StepContext
-from memsheet.formulas.replay.script import Lifetimes, Recorded, Script
+from memsheet.formulas.replay.script import Recorded, Script
+from memsheet.formulas.replay.tape_logs import Lifetimes
 from memsheet.frozen import NamedTuple, dataclass
 from memsheet.plan.engine import Sharding
 from memsheet.plan.plan import Plan

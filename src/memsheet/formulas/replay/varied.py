@@ -13,15 +13,9 @@ from collections.abc import Iterable
 
 from memsheet.allocator.settings import Settings
 from memsheet.formulas.groups import StageLayers
-from memsheet.formulas.replay.script import (
-    Played,
-    Recorded,
-    Script,
-    Sized,
-    play_backward,
-    play_forward,
-)
+from memsheet.formulas.replay.script import Played, Recorded, Script, play_backward, play_forward
 from memsheet.formulas.replay.steps import replay_within_room
+from memsheet.formulas.replay.tape_logs import Sized
 from memsheet.formulas.tapes.evaluate import Axes, Part
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.plan import Plan, RecomputeMode

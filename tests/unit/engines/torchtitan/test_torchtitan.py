@@ -15,8 +15,8 @@ from memsheet.errors import InputError
 from memsheet.formulas.groups import StageLayers, walk_stage_layers
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.replay.order import StepContext
-from memsheet.formulas.replay.script import Lifetimes
 from memsheet.formulas.replay.steps import replay_script, script_of_steps, steady_reserved_bytes
+from memsheet.formulas.replay.tape_logs import Lifetimes
 from memsheet.formulas.tapes.evaluate import entry_bytes
 from memsheet.formulas.tapes.tape import Event
 from memsheet.plan.engine import Sharding

@@ -10,8 +10,9 @@ import pytest
 import memsheet
 from memsheet.formulas.replay.buffers import GradientBuffers
 from memsheet.formulas.replay.order import Buffers, StepContext
-from memsheet.formulas.replay.script import Lifetimes, Script
+from memsheet.formulas.replay.script import Script
 from memsheet.formulas.replay.steps import REPLAYED_SHARES, is_equal_step_replayable, script_of_steps
+from memsheet.formulas.replay.tape_logs import Lifetimes
 from memsheet.plan.engine import Sharding
 from memsheet.plan.model import Role
 from memsheet.sheet import Component

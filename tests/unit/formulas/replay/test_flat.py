@@ -10,8 +10,8 @@ from typing import Any
 from memsheet.formulas.groups import Layers, StageLayers
 from memsheet.formulas.replay.flat import FlatUnits
 from memsheet.formulas.replay.order import StepContext
-from memsheet.formulas.replay.script import CASTS, GATHERS, REDUCES, Lifetimes
 from memsheet.formulas.replay.steps import script_of_steps
+from memsheet.formulas.replay.tape_logs import CASTS, GATHERS, REDUCES, Lifetimes
 from memsheet.plan.engine import Sharding
 from memsheet.plan.engine_registry import engine_of
 from small_stage import group, part, planned

@@ -9,7 +9,8 @@ import pytest
 from memsheet.account import replayed_rank_sheet
 from memsheet.catalog import find_gpus, find_model
 from memsheet.formulas.replay import steps
-from memsheet.formulas.replay.script import Lifetimes, Recorded, Script, Sized, play_backward, play_forward
+from memsheet.formulas.replay.script import Recorded, Script, play_backward, play_forward
+from memsheet.formulas.replay.tape_logs import Lifetimes, Sized
 from memsheet.formulas.tapes.tape import Entry, Event, Tape
 from memsheet.frozen import replace
 from memsheet.plan.device import cluster_of

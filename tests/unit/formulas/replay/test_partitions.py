@@ -13,8 +13,9 @@ import pytest
 from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.replay import partitioned
 from memsheet.formulas.replay.order import StepContext
-from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Script
+from memsheet.formulas.replay.script import Script
 from memsheet.formulas.replay.steps import script_of_steps
+from memsheet.formulas.replay.tape_logs import GATHERS, REDUCES, Lifetimes
 from memsheet.formulas.sharding.partitioned_buckets import Buckets
 from memsheet.formulas.sharding.partitioned_states import zero_of
 from memsheet.plan.dtypes import BF16

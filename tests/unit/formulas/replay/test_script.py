@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from memsheet.formulas.replay.script import Lifetimes, Recorded, Script, Sized, play_backward, play_forward
+from memsheet.formulas.replay.script import Recorded, Script, play_backward, play_forward
+from memsheet.formulas.replay.tape_logs import Lifetimes, Sized
 from memsheet.formulas.tapes.tape import Entry, Event, Log, Tape
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import INT8

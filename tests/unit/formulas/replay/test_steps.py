@@ -9,7 +9,7 @@ import pytest
 from memsheet.allocator.settings import Settings
 from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.order import StepContext
-from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Script
+from memsheet.formulas.replay.script import Script
 from memsheet.formulas.replay.steps import (
     Replayed,
     Reserved,
@@ -19,6 +19,7 @@ from memsheet.formulas.replay.steps import (
     script_of_steps,
     steady_reserved_bytes,
 )
+from memsheet.formulas.replay.tape_logs import GATHERS, REDUCES, Lifetimes
 from memsheet.formulas.replay.whole import bucket_sizes
 from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import replace
