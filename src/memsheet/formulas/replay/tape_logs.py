@@ -1,5 +1,5 @@
-"""What the log of a tape does to an allocator: what it makes and lets go of, in order, with the lifetimes that a
-compiler, a frame or an operation gives them, whatever was made before it.
+"""What the log of a tape does to an allocator: what it makes and lets go of, in order, with the lifetimes
+that a compiler, a frame or an operation gives them, whatever was made before it.
 """
 
 from __future__ import annotations
