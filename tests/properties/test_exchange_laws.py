@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from strategies import cluster, law, model
 
 from memsheet.errors import InputError
-from memsheet.exchange import engine_differences, find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import join_files, written_request
+from memsheet.exchange.plan_files import engine_differences, write_format_files
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.document import plan_document
 from memsheet.plan.plan import Plan

@@ -9,9 +9,11 @@ from strategies import model
 from test_exchange_laws import ENGINES, PARSERS, asked, drawn
 
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, of_version, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import join_files
 from memsheet.exchange.mistakes import Case, find_mistakes
+from memsheet.exchange.plan_files import of_version, write_format_files
 
 EACH = 40
 CHOSEN = {

@@ -7,7 +7,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer
-from memsheet.exchange import find_format, flatten_tree
+from memsheet.exchange import find_format
+from memsheet.exchange.shared.dotted_places import flatten_tree
 from memsheet.exchange.shared.file_format import COUNTS, Disagreement, FileReading, Together, is_key
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.launched_script import ACCELERATE

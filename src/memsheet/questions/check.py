@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
-from memsheet.exchange import as_released
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
+from memsheet.exchange.file_releases import as_released
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.frozen import replace
 from memsheet.late import late_functions

@@ -8,8 +8,8 @@ from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.errors import InputError
-from memsheet.exchange import values_of
 from memsheet.exchange.joined_files import written_answer
+from memsheet.exchange.plan_files import values_of
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, ON
 from memsheet.exchange.shared.file_format import FileReading, Values, read_format_values
 from memsheet.exchange.shared.script_places import SCRIPT, TRAINS_STATES

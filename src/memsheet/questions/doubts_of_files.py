@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of
-from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
+from memsheet.exchange.file_releases import DTYPE_UNKNOWN, in_sixteen_bits
 from memsheet.exchange.mistakes import Case, FoundMistake, Rule, find_mistakes
 from memsheet.exchange.mistakes.batch_scripts import HOST_MEMORY, requested_host_memory
 from memsheet.exchange.mistakes.case import ENGINE_REFUSES, TRAINERS

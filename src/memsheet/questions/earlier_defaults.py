@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
-from memsheet.exchange import in_earlier_dtype
+from memsheet.exchange.file_releases import in_earlier_dtype
 from memsheet.exchange.mistakes import Case
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.launched_script import PROGRAM

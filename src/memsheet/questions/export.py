@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 from memsheet import budget
 from memsheet.budget import Answer
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
-from memsheet.exchange import (
+from memsheet.exchange import find_format, format_to_write
+from memsheet.exchange.joined_files import is_key_set, written_answer
+from memsheet.exchange.plan_files import (
     Files,
     engine_differences,
     engine_request,
-    find_format,
-    format_to_write,
-    nest_dotted_keys,
     of_version,
     says_nothing,
     write_format_files,
 )
-from memsheet.exchange.joined_files import is_key_set, written_answer
+from memsheet.exchange.shared.dotted_places import nest_dotted_keys
 from memsheet.exchange.shared.file_format import Format
 from memsheet.frozen import NamedTuple
 from memsheet.late import late_functions

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import RENDER
+from memsheet.exchange.plan_files import RENDER
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.inherited_yaml import INHERITS
 from memsheet.exchange.shared.launched_script import script_launches

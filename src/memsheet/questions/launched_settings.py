@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memsheet.errors import InputError
-from memsheet.exchange import RENDER, find_format, flatten_tree
+from memsheet.exchange import find_format
+from memsheet.exchange.plan_files import RENDER
+from memsheet.exchange.shared.dotted_places import flatten_tree
 from memsheet.exchange.shared.file_format import FileReading, read_format_values
 from memsheet.exchange.shared.script_places import NOTEBOOK
 from memsheet.frozen import replace

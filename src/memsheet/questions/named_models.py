@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import InputError
-from memsheet.exchange import as_stored
+from memsheet.exchange.file_releases import as_stored
 from memsheet.exchange.shared.file_format import AUTO, FileReading, runs_alone
 from memsheet.exchange.shared.script_places import UNSAID
 from memsheet.exchange.shared.serve_script import PRINTED, UNTOLD, unset_variables

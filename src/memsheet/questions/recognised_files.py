@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, input_error
-from memsheet.exchange import NAMES, Parser, find_format, flatten_tree, read_text
+from memsheet.exchange import NAMES, find_format
+from memsheet.exchange.file_texts import Parser, read_text
 from memsheet.exchange.servers import REPEATED
 from memsheet.exchange.shared.config_commands import trl_launcher_flags
+from memsheet.exchange.shared.dotted_places import flatten_tree
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.exchange.shared.file_format import read_format_values as read_values
 from memsheet.exchange.shared.inherited_yaml import absent_parents

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from laws import every
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from laws import every
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.guard import parse_json, parse_yaml
 
 FOLDER = Path(__file__).parents[2] / "wild_configs"

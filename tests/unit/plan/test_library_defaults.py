@@ -13,7 +13,8 @@ import memsheet
 from laws import every
 from memsheet.budget import LibraryUse, Result
 from memsheet.cli import main
-from memsheet.exchange import find_format, read_text
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import flatten_document
 from memsheet.plan.library_defaults import (

@@ -51,7 +51,7 @@ SERVE = "set -euo pipefail\nbash {script}\n"
 def _compose_skypilot_task(values: Values, _: Values) -> str:
     import yaml
 
-    from memsheet.exchange import nest_dotted_keys
+    from memsheet.exchange.shared.dotted_places import nest_dotted_keys
 
     class Block(yaml.SafeDumper):
         """Text of several lines as a block, as people write it."""

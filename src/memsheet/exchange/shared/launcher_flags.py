@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from memsheet.exchange import find_format, flatten_tree
+from memsheet.exchange import find_format
 from memsheet.exchange.shared.config_commands import (
     AXOLOTL,
     ENDINGS,
@@ -18,6 +18,7 @@ from memsheet.exchange.shared.config_commands import (
     TUNE,
     factory_command,
 )
+from memsheet.exchange.shared.dotted_places import flatten_tree
 from memsheet.exchange.shared.file_format import UNSET, FileReading, Format, is_key, read_format_values
 from memsheet.exchange.shared.launched_script import (
     ACCELERATE,

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange import nest_dotted_keys
 from memsheet.exchange.formats.roll.workers import (
     CRITIC,
     MEGATRON,
@@ -38,6 +37,7 @@ from memsheet.exchange.formats.roll.workers import (
     worker_request,
     worker_strategy,
 )
+from memsheet.exchange.shared.dotted_places import nest_dotted_keys
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.launch_values import least_one
 from memsheet.jobs.templates.option import logits_key

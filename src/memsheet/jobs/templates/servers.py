@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange import find_format, nest_dotted_keys
+from memsheet.exchange import find_format
+from memsheet.exchange.shared.dotted_places import nest_dotted_keys
 from memsheet.exchange.shared.file_format import Values, read_format_values
 from memsheet.exchange.shared.launch_values import least_one
 from memsheet.frozen import NamedTuple

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange import find_format, nest_dotted_keys
+from memsheet.exchange import find_format
 from memsheet.exchange.formats.slime.launches import MODEL, SERVER
 from memsheet.exchange.formats.slime.roles import (
     COLOCATE,
@@ -27,6 +27,7 @@ from memsheet.exchange.formats.slime.roles import (
     sglang_cards,
     trains_values,
 )
+from memsheet.exchange.shared.dotted_places import nest_dotted_keys
 from memsheet.exchange.shared.file_format import FileReading, Values, read_format_values
 from memsheet.exchange.shared.launch_values import is_switched_on, least_one
 from memsheet.jobs.templates.planned import (

@@ -11,8 +11,10 @@ import memsheet
 from memsheet import infer
 from memsheet.engines.llama_cpp.weights import stored_tensors
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import written_request
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.plan.document import plan_document
 from memsheet.questions.recognised_files import PARSERS
 from memsheet.readers.hf_config import read_hf_config

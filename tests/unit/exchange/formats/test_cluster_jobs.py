@@ -9,7 +9,9 @@ import yaml
 
 from laws import every
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.exchange.shared.serve_pods import KINDS, NO_SERVER
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.recognised_files import recognise_files

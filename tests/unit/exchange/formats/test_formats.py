@@ -13,15 +13,10 @@ import yaml
 from laws import every
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange import (
-    DATA,
-    NAMES,
-    engine_differences,
-    find_format,
-    nest_dotted_keys,
-    read_text,
-    write_format_files,
-)
+from memsheet.exchange import NAMES, find_format
+from memsheet.exchange.file_texts import DATA, read_text
+from memsheet.exchange.plan_files import engine_differences, write_format_files
+from memsheet.exchange.shared.dotted_places import nest_dotted_keys
 from memsheet.exchange.shared.file_format import _value_text, read_format_values
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES

@@ -12,8 +12,10 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import written_request
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.exchange.shared.gguf_names import gguf_model_name
 from memsheet.plan.document import plan_document
 from memsheet.questions.recognised_files import PARSERS

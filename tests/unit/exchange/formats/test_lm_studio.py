@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.questions.recognised_files import PARSERS
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.formats.nanotron import nanotron_described_sizes
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml

@@ -9,7 +9,7 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.errors import InputError
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared.config_references import with_references
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml

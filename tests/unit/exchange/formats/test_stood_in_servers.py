@@ -9,7 +9,7 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.cli import main
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING, FREE_SHARE
 from memsheet.questions.recognised_files import PARSERS
 from memsheet.sheet import Component, Instant

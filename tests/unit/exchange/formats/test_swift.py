@@ -9,7 +9,7 @@ import pytest
 
 import memsheet
 from memsheet.cli import main
-from memsheet.exchange import TRAINS_TOO, read_text
+from memsheet.exchange.file_texts import TRAINS_TOO, read_text
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml
 

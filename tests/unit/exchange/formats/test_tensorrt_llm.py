@@ -12,8 +12,10 @@ from laws import every
 from memsheet import catalog
 from memsheet.budget import Result
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import join_files, written_request
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING, share_of_card
 from memsheet.plan.device import cluster_of
 from memsheet.plan.document import plan_document

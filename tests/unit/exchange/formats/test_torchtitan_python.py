@@ -10,8 +10,10 @@ import pytest
 
 from memsheet import catalog
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, of_version, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import join_files, written_request
+from memsheet.exchange.plan_files import of_version, write_format_files
 from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.exchange.shared.python_config import read_module, returned_configs
 from memsheet.guard import parse_json, parse_yaml

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}

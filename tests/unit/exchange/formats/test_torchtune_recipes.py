@@ -10,7 +10,7 @@ import pytest
 
 import memsheet
 from memsheet.cli import main
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.formats.torchtune import shipped
 from memsheet.exchange.shared.config_commands import TUNE_FILE
 from memsheet.exchange.shared.file_format import FileReading

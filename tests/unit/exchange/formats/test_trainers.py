@@ -13,8 +13,10 @@ import memsheet
 from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import join_files
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.formulas.states.params import tower_tensors
 from memsheet.guard import parse_json, parse_yaml

@@ -8,7 +8,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.device_labels import named_card
 from memsheet.exchange.shared.here_documents import here_documents

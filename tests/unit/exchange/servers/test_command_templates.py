@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.servers.command_templates import template_servers
 from memsheet.guard import parse_yaml

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}

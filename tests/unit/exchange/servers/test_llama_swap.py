@@ -10,7 +10,7 @@ from tests.unit.exchange.test_wild_configs import FOLDER
 
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.serve_script import OTHERS
 from memsheet.guard import parse_yaml

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared.file_format import MORE as FURTHER_WORDS
 from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.guard import parse_json, parse_yaml

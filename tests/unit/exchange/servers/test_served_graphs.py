@@ -8,7 +8,7 @@ import pytest
 from tests.unit.exchange.test_wild_configs import FOLDER
 
 from memsheet.errors import InputError
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.servers import servers_in_text
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.exchange.shared.serve_command import WORKER_FLAGS, hub_name

@@ -8,7 +8,7 @@ import pytest
 
 from memsheet import check
 from memsheet.budget import Result
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.questions.accounted import infer
 from memsheet.questions.recognised_files import PARSERS
 from memsheet.sheet import Component

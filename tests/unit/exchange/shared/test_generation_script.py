@@ -9,7 +9,7 @@ import pytest
 
 import memsheet
 from memsheet.errors import InputError
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared.file_format import UNSET
 from memsheet.questions.recognised_files import PARSERS
 

@@ -11,7 +11,7 @@ import pytest
 import memsheet
 from laws import every
 from memsheet.errors import InputError
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared.launched_script import described_launches, filled_commands, first_script_launch
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.guard.budget import MOST_SCRIPT

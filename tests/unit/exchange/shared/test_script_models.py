@@ -11,7 +11,8 @@ from bundled import written_names
 from memsheet import check
 from memsheet.budget import Result
 from memsheet.catalog import model_names
-from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
+from memsheet.exchange.file_releases import DTYPE_UNKNOWN, as_released, as_stored
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.formulas.model_code.transformers.plan_problems import has_written_layers
 from memsheet.guard import parse_json, parse_yaml

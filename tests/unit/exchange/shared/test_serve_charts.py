@@ -10,7 +10,9 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.exchange.servers import servers_in_text
 from memsheet.questions.recognised_files import PARSERS
 

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from laws import every
 from memsheet import catalog
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import join_files, written_request
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.exchange.shared import serve_script as around
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.check import RULES

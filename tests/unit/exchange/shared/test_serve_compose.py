@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import memsheet
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared.compose_env import dotenv_values, with_dotenv_values
 from memsheet.exchange.shared.file_format import FileReading
 from memsheet.guard import parse_json, parse_yaml

@@ -16,7 +16,8 @@ from memsheet import catalog
 from memsheet.cli import main
 from memsheet.engines.vllm import facts as engine
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.shared import serve_script as around
 from memsheet.exchange.shared.file_format import MORE
 from memsheet.exchange.shared.visible_cards import CARDS

@@ -7,8 +7,10 @@ import pytest
 
 import memsheet
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.mistakes.scripts import SCRIPTS
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.exchange.shared.file_format import UNSET, FileReading
 from memsheet.exchange.shared.prepared_base import prepared_bytes
 from memsheet.guard import parse_json, parse_yaml

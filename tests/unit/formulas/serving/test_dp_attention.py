@@ -11,7 +11,7 @@ import pytest
 import memsheet
 from memsheet.engines.sglang.deepep import far_bytes, fast_bytes, near_bytes
 from memsheet.errors import InputError
-from memsheet.exchange import read_text
+from memsheet.exchange.file_texts import read_text
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.report.shared.plans.serving_words import parallel_group_words

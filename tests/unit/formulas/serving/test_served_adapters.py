@@ -17,8 +17,10 @@ from memsheet.engines.sglang.lora_layers import PARTS
 from memsheet.engines.vllm.lora import _pair_bytes, pairs_of
 from memsheet.engines.vllm.lora_releases import RANKS, facts_of
 from memsheet.errors import InputError
-from memsheet.exchange import find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.joined_files import written_request
+from memsheet.exchange.plan_files import write_format_files
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.plan.document import plan_document
 from memsheet.plan.model import ModelSpec

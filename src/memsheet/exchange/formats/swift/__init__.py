@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange import find_format, values_of
+from memsheet.exchange import find_format
 from memsheet.exchange.formats.swift.commands import (
     CARDS,
     METHOD,
@@ -38,6 +38,7 @@ from memsheet.exchange.formats.swift.written import (
     recompute_switch,
     with_adapter,
 )
+from memsheet.exchange.plan_files import values_of
 from memsheet.exchange.shared.colocated_server import MODE, SHARE, SWITCH, colocated_moves
 from memsheet.exchange.shared.config_commands import SWIFT_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, plan_word, read_format_values

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange import nest_dotted_keys
+from memsheet.exchange.shared.dotted_places import nest_dotted_keys
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.serve_command import dtype_out, one_node, unservable_problems
 from memsheet.exchange.shared.stand_in_server import ACCOUNTING

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange import values_of
 from memsheet.exchange.formats.verl.batches import BATCH_KEYS, row_length
 from memsheet.exchange.formats.verl.easy_r1 import easy_r1_tree, launched_values
 from memsheet.exchange.formats.verl.losses import (
@@ -50,6 +49,7 @@ from memsheet.exchange.formats.verl.written import (
     required_verl_values,
     verl_plan_problems,
 )
+from memsheet.exchange.plan_files import values_of
 from memsheet.exchange.shared.file_format import EVERYWHERE, Format, Values, read_format_values
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.frozen import replace

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange import flatten_tree
 from memsheet.exchange.formats.verl.overrides import CONFIG, verl_values
 from memsheet.exchange.formats.verl.skyrl import is_skyrl, skyrl_as_verl
 from memsheet.exchange.formats.verl.strategies import ACTOR, MODEL, ROLLOUT
+from memsheet.exchange.shared.dotted_places import flatten_tree
 from memsheet.exchange.shared.file_format import MORE
 
 WORKER, CONFIG_WORD = "worker", "config"

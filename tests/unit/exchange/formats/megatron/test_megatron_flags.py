@@ -11,8 +11,10 @@ import pytest
 
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange import engine_differences, find_format, read_text, write_format_files
+from memsheet.exchange import find_format
+from memsheet.exchange.file_texts import read_text
 from memsheet.exchange.formats.megatron.multimodal import UNHELD
+from memsheet.exchange.plan_files import engine_differences, write_format_files
 from memsheet.exchange.shared.megatron_flags import OF_DEEPSPEED, SWITCHES, VALUED
 from memsheet.guard import parse_json, parse_yaml
 
