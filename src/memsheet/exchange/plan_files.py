@@ -135,8 +135,10 @@ def _unsaid_key_problems(form: Format, asked: Values, made: Mapping[str, Any]) -
 
 def says_nothing(key: str, value: Any) -> bool:
     """Whether a key is at what every engine does without being told."""
-    return value in (None, False, 0, "none", [], ()) or (
-        value == 1 and (key.startswith("mesh.") or key == "vocab_multiple")
+    return (
+        value in (None, False, 0, "none", [], ())
+        or (value == 1 and (key.startswith("mesh.") or key == "vocab_multiple"))
+        or (value == "uint8" and key == "quantization.storage")
     )
 
 

@@ -80,7 +80,7 @@ def target_named(what: str) -> Target:
     """What is solved for, by its name. Raises InputError for another one."""
     from memsheet.search.solve.targets import Target
 
-    name = str(what).replace("_", "-")
+    name = what.replace("_", "-") if isinstance(what, str) else ""
     keys = {meaning.key for meaning in ALIASES[name].meanings} if name in ALIASES else set()
     found = [target for target in Target if target.value == name or target.key in keys]
     if not found:

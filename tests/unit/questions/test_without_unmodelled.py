@@ -242,10 +242,10 @@ ABSENT = input_error("attention", "flash", "is the flash-attn package's, which i
 
 QLORA_ZERO = (
     "accelerate launch --num_processes 8 --use_deepspeed --zero_stage 3 --mixed_precision bf16 sft.py "
-    "--model_name_or_path meta-llama/Llama-3.3-70B-Instruct --use_peft --lora_r 16 --load_in_4bit "
+    "--model_name_or_path meta-llama/Llama-3.3-70B-Instruct --use_peft --lora_r 16 --load_in_8bit "
     "--max_length 8192 --per_device_train_batch_size 1 --gradient_checkpointing --bf16\n"
 )
-WHOLE_ZERO = QLORA_ZERO.replace("--load_in_4bit ", "")
+WHOLE_ZERO = QLORA_ZERO.replace("--load_in_8bit ", "")
 
 
 def test_a_base_in_other_bits_is_named_above_the_verdict_and_has_no_changes(

@@ -210,7 +210,7 @@ OFF_THE_CARD = (
     '--quantization-config {"a":1}',
 )
 ON_THE_CARD = (
-    '--compilation-config {"cudagraph_mode":"PIECEWISE"}', "--enable-sleep-mode", "--decode-context-parallel-size 2",
+    '--compilation-config {"cudagraph_mode":"PIECEWISE"}', "--enable-sleep-mode",
     "--enable-eplb", "--attention-backend TRITON_ATTN", "--max-cudagraph-capture-size 8",
 )  # fmt: skip
 

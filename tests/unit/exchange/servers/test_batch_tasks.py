@@ -51,7 +51,8 @@ def test_a_task_that_serves_has_its_environment_and_cards() -> None:
     assert open_.gpus is None
     for choice in ("{H100:1, A100-80GB:2}", "[A100-80GB:2, H100]"):
         least = read_text("a.yaml", TASK.format(choice), PARSERS)
-        assert (least.request["mesh.tp"], [at for at, _ in least.unmodelled]) == (1, ["variables"])
+        assert (least.request["mesh.tp"], least.unmodelled) == (1, ())
+        assert any("SKYPILOT_NUM_GPUS_PER_NODE" in one for one in least.assumed)
 
 
 def test_a_container_that_runs_a_shell_is_read_by_what_the_shell_runs() -> None:

@@ -39,7 +39,8 @@ def test_a_default_of_the_build_is_told() -> None:
     text = f"FROM vllm/vllm-openai:v0.10.2\nARG LENGTH=8192\n{command}\n"
     found = read_text("Dockerfile", text, PARSERS)
     assert found.request["serving.max_model_len"] == 8192
-    assert any("LENGTH" in str(value) for _, value in found.unmodelled)
+    assert found.unmodelled == ()
+    assert any("LENGTH" in one for one in found.assumed)
 
 
 def test_an_image_of_something_else_is_none() -> None:

@@ -371,7 +371,9 @@ def test_a_path_is_known_as_far_as_its_end_is(lines: str, tmp_path: Path) -> Non
     for text in (HEAD + head + train, head + serve):
         assert reading(text).request["@model"] == PATHS[lines]
     (tmp_path / "serve.py").write_text(head + serve)
-    assert check(tmp_path / "serve.py", gpus="1xH100-80GB").result is Result.UNCERTAIN
+    found = check(tmp_path / "serve.py", gpus="1xH100-80GB")
+    assert found.result is Result.FITS
+    assert any("Llama-3.2-1B" in one for one in found.assumed)
 
 
 def test_a_path_of_which_the_end_is_open_is_open() -> None:

@@ -332,5 +332,5 @@ def test_a_catalogue_of_an_operators_models_has_a_server_each() -> None:
 
 @pytest.mark.parametrize(("text", "on"), [(RUNTIME_OBJECT, "  lmCacheConfig: {enabled: true}\n"), (CHART, "    lmcacheConfig: {enabled: true}\n")])  # fmt: skip
 def test_a_cache_that_is_kept_elsewhere_too_is_told(text: str, on: str) -> None:
-    told = [read_text("a.yaml", held, PARSERS).unmodelled for held in (text, text + on)]
-    assert [any(at == "--kv-transfer-config" for at, _ in one) for one in told] == [False, True]
+    told = [read_text("a.yaml", held, PARSERS).request for held in (text, text + on)]
+    assert [one.get("serving.kv_connector") for one in told] == [None, "LMCacheConnectorV1"]
