@@ -246,6 +246,13 @@ def _dtype_with_scales(
             f"does not exist in {name}",
             f"{' and '.join(DOUBLED)} have it",
         )
+    if (storage := gaps.request.get("quantization.storage")) is not None and not name.startswith(DOUBLED):
+        gaps.wrong(
+            "quantization.storage",
+            storage,
+            f"is what bitsandbytes packs four bits in, and weights in {name} are not its",
+            f"{' and '.join(DOUBLED)} have it",
+        )
     if name == "nf4":
         return dtypes.NF4 if gaps.get("quantization.double_quant", True) else dtypes.NF4_SINGLE
     if name == "fp4":

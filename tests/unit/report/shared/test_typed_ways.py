@@ -55,7 +55,7 @@ SOLVED = (
         "--gradient-checkpointing false"
     ),
     "max-model-len llama-3.1-70b --gpus 1xRTX4090 --engine transformers",
-    "gpus llama-3.1-70b --gpus RTX4090 --max-length 8192 --most 2 --optim adamw_torch",
+    "gpus llama-3.1-70b --gpus RTX4090 --max-length 4096 --most 2 --optim adamw_torch",
     "gpus llama-3.1-70b --gpus H100-80GB --engine fsdp2 --zero 3 --seq-len 4096",
 )
 

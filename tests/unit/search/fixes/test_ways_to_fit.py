@@ -90,7 +90,7 @@ def test_what_fits_names_no_other_way():
         ("max-model-len", "llama-3.1-70b", "--gpus", "1xRTX4090", "--engine", "transformers"),
         pytest.param(("seq-len", "llama-3.1-70b", "--gpus", "1xRTX4090"), marks=pytest.mark.slow),
         pytest.param(
-            ("gpus", "llama-3.1-70b", "--gpus", "RTX4090", "--seq-len", "8192", "--most", "2"),
+            ("gpus", "llama-3.1-70b", "--gpus", "RTX4090", "--seq-len", "4096", "--most", "2"),
             marks=pytest.mark.slow,
         ),
     ],
