@@ -66,6 +66,10 @@ def _way_on_fewest_gpus(
         return None
     found = trials.at(index, replays=True)
     count, named = found.cluster.count, f", {words}" if words else ""
+    if count < limit:  # which may be one edge of several: a question typed with this many looks below it
+        fewer = _way_on_fewest_gpus(words, edits, clusters, count, per_node)
+        if fewer is not None:
+            return fewer
     gpus: dict[str, Any] = {"gpus": f"{count}x{found.cluster.device.name}"}
     known = per_node or min(count, found.cluster.device.per_node or ONE_NODE)
     unsaid = per_node is None and found.cluster.device.per_node is None and count > ONE_NODE
