@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import memsheet
+from memsheet.questions.traced import Options, trace_file
 from memsheet.sheet import Component
 
 SIZES = {
@@ -92,7 +93,8 @@ def test_a_phase_is_what_the_code_allocates(build: Any, phase: dict[str, Any], t
     }  # fmt: skip
     roles = {"actor": {"model": str(config), "plan": plan}}
     job = memsheet.job({"gpus": "1xH100-80GB", "roles": roles, "phases": [phase]})
-    sheet, traced = job.sheets[0], memsheet.trace_step(build, scratch=False).sheets[0]
+    answer, _ = trace_file(f"{__file__}:{build.__name__}", Options(scratch=False))
+    sheet, traced = job.sheets[0], answer.sheets[0]
 
     def tensors(one: memsheet.Sheet) -> int:
         sizes = (
