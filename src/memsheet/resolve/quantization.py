@@ -109,6 +109,9 @@ def _packed_storage(
     """
     asked = dtype_named(str(gaps.request.get("quantization.storage") or ""))
     if task != "train" or not name.startswith(DOUBLED) or engine.divides_scales or not engine.divides_states:
+        if asked is not None and asked is not dtypes.UINT8:
+            why = "changes nothing: no rank has a part of bitsandbytes' tensors"
+            gaps.assumed.append(f"quantization.storage = {asked.name} ({why})")
         return None
     if engine.sharding.divides_floating:
         return dtype_named(gaps.get("quantization.storage", unless_said))

@@ -216,6 +216,16 @@ def _told(key: str, value: Any, request: Mapping[str, Any], gpus: int) -> set[st
     return set(asked) - set(usual)
 
 
+@pytest.mark.parametrize(("storage", "told"), [("bf16", True), ("uint8", False)])
+def test_a_packed_type_that_changes_nothing_is_told(storage: str, told: bool) -> None:
+    four = {**LORA, "quantization.weights": "nf4"}
+    assert any("changes nothing" in one for one in _told("quantization.storage", storage, four, 1)) is told
+    with pytest.raises(InputError, match=r"quantization\.storage"):
+        resolve_request(
+            {**LORA, "quantization.weights": "int8", "quantization.storage": storage}, model(), cards(1)
+        )
+
+
 @pytest.mark.parametrize("base", sorted(BASES))
 @pytest.mark.parametrize("key", sorted(set(RULES) - set(DESCRIPTIVE) - set(ELSEWHERE)))
 def test_every_key_changes_the_sheet_or_is_refused(key: str, base: str) -> None:
