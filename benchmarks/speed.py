@@ -63,6 +63,10 @@ PLANS: dict[str, tuple[tuple[str, ...], float]] = {
     "DeepSeek-V3 on 2,048 GPUs": (("deepseek-v3", "--gpus", "2048xH100-80GB", "--seq-len", "4096", "--global-batch", "8192"), 4),
 }  # fmt: skip
 """Searches as whole commands, and the seconds by the clock that are wanted."""
+BARE_S = 9.7e-3
+"""What `python -c pass` took where the bars that are seconds were set: a bar of 1 s is one of 1 s / 9.7 ms =
+103 bare interpreters anywhere.
+"""
 SERVER = "vllm serve meta-llama/Meta-Llama-3-8B --max-model-len 8192\n"
 MEGATRON = {"task": "train", "engine": "megatron", "seq_len": 4096}
 CUT = {**MEGATRON, "mesh.tp": 8, "mesh.pp": 8, "global_batch": 64}
@@ -95,6 +99,7 @@ forgotten before each; ``bounds`` that may fit are played, and kept. Each is ask
 that no answer is that of the question before.
 """
 LENGTHS, LENGTH_STEP = 24, 64
+BARE_EVERY = 6  # questions from one bare interpreter to the next, which leaves a processor's caches cold
 WARM, IN_PROCESS = 20, 20  # calls before the clock starts, and calls measured for each of --runs
 VERDICTS = (0, 10, 11)  # exit codes that are answers
 
@@ -214,8 +219,23 @@ def in_process(runs: int) -> list[Timing]:
     ]
 
 
-def questions(runs: int) -> list[tuple[str, float, float]]:
-    """CPU milliseconds of each of ``QUESTIONS``, the median, and what is wanted."""
+class BarTiming(NamedTuple):
+    """What something took, the median, and what is wanted, in one unit (seconds or milliseconds); and how
+    many bare interpreters it took, run among its own runs.
+    """
+
+    name: str
+    taken: float
+    wanted: float
+    in_bare: float
+
+    def wanted_in_bare(self, unit_s: float) -> float:
+        """The bar in bare interpreters, where a unit is so many seconds."""
+        return self.wanted * unit_s / BARE_S
+
+
+def questions(runs: int) -> list[BarTiming]:
+    """CPU milliseconds of each of ``QUESTIONS``."""
     from memsheet import account
     from memsheet.catalog import find_gpus, find_model
     from memsheet.formulas.replay import steps
@@ -230,8 +250,10 @@ def questions(runs: int) -> list[tuple[str, float, float]]:
         assert entry is not None
         spec, (count, device) = read_hf_config(entry["config"], name=model), find_gpus(gpus)
         cluster, cures = cluster_of(device, count or 1), slack == "cures"
-        taken = []
+        taken, bare = list[float](), list[float]()
         for asked in range(LENGTHS + max(runs, LENGTHS)):
+            if asked % BARE_EVERY == 0:
+                bare.append(_bare().cpu)
             cheapest.judged_sheets.cache_clear()
             if slack != "bounds":
                 account.replayed_rank_sheet.cache_clear()
@@ -241,8 +263,19 @@ def questions(runs: int) -> list[tuple[str, float, float]]:
             answer_for_model(spec, another, cluster, fix=cures, slack="replay" if cures else slack)
             if asked >= LENGTHS:  # the first of each warm caches and the interpreter
                 taken.append(time.process_time() - start)
-        rows.append((name, 1e3 * statistics.median(taken), wanted))
+        typical = statistics.median(taken)
+        rows.append(BarTiming(name, 1e3 * typical, wanted, typical / statistics.median(bare)))
     return rows
+
+
+def _bare_seconds(runs: int) -> float:
+    """CPU seconds of a bare interpreter, the median."""
+    return statistics.median(_bare().cpu for _ in range(runs * MOST_SEARCHES))
+
+
+def _bare() -> Spawned:
+    """A bare interpreter, started and ended."""
+    return _spawn([sys.executable, "-c", "pass"], tempfile.gettempdir())
 
 
 def commands(runs: int) -> list[tuple[str, float, float]]:
@@ -253,26 +286,24 @@ def commands(runs: int) -> list[tuple[str, float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "serve.sh"
         file.write_text(SERVER, encoding="utf-8")
-        bare = [sys.executable, "-c", "pass"]
         for name, (words, wanted) in COMMANDS.items():
             line = [sys.executable, "-m", "memsheet", *(word.format(file=file) for word in words)]
-            pairs = [(_spawn(bare, folder).cpu, _spawn(line, folder).cpu) for _ in range(runs + 1)]
+            pairs = [(_bare().cpu, _spawn(line, folder).cpu) for _ in range(runs + 1)]
             rows.append((name, statistics.median(took / alone for alone, took in pairs[1:]), wanted))
     return rows
 
 
-def plans(runs: int) -> list[tuple[str, float, float, float]]:
-    """Of each of ``PLANS`` the seconds by the clock, the median, what is wanted, and the seconds of all
-    processors together.
-    """
+def plans(runs: int) -> list[tuple[BarTiming, float]]:
+    """Of each of ``PLANS`` the seconds by the clock, and the seconds of all processors together."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (words, wanted) in PLANS.items():
             line = [sys.executable, "-m", "memsheet", "plan", "train", *words]
-            taken = [_spawn(line, folder) for _ in range(min(runs, MOST_SEARCHES) + 1)][1:]
-            waited = statistics.median(one.wall for one in taken)
-            spent = statistics.median(one.cpu for one in taken)
-            rows.append((name, waited, wanted, spent))
+            pairs = [(_bare(), _spawn(line, folder)) for _ in range(min(runs, MOST_SEARCHES) + 1)][1:]
+            waited = statistics.median(one.wall for _, one in pairs)
+            spent = statistics.median(one.cpu for _, one in pairs)
+            in_bare = statistics.median(one.wall / alone.wall for alone, one in pairs)
+            rows.append((BarTiming(name, waited, wanted, in_bare), spent))
     return rows
 
 
@@ -283,6 +314,17 @@ def bars(rows: Sequence[tuple[str, float, float]], title: str, unit: str) -> str
     """What was taken beside what is wanted."""
     lines = [f"{name:<38}{taken:>10,.2f}{wanted:>10g}" for name, taken, wanted in rows]
     return "\n".join(["", f"{title:<38}{unit:>10}{'wanted':>10}", *lines])
+
+
+def bars_beside_bare(rows: Sequence[BarTiming], title: str, unit: str, unit_s: float) -> str:
+    """The same of what is wanted in seconds, with both as numbers of bare interpreters."""
+    heads = f"{title:<38}{unit:>10}{'wanted':>10}{'x bare':>10}{'wanted':>10}"
+    lines = [
+        f"{row.name:<38}{row.taken:>10,.2f}{row.wanted:>10g}"
+        f"{row.in_bare:>10,.2f}{row.wanted_in_bare(unit_s):>10,.2f}"
+        for row in rows
+    ]
+    return "\n".join(["", heads, *lines])
 
 
 def _timed(name: str, what: str, run: Callable[[], object], runs: int) -> Timing:
@@ -518,6 +560,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "timings": [asdict(timing) for timing in timings],
         "ratios": ratios(timings),
         "commands": ratio,
+        "bare": _bare_seconds(runs),
         "plans": searched_whole,
         "questions": taken,
         "searches": searched,
@@ -532,12 +575,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(screen(timings))
         print(bars(ratio, "commands, CPU time", "x bare"))
-        waited = [(name, seconds, wanted) for name, seconds, wanted, _ in searched_whole]
-        print(bars(waited, "plan train, whole commands", "s"))
+        waited = [row for row, _ in searched_whole]
+        print(bars_beside_bare(waited, "plan train, whole commands", "s", 1.0))
         from memsheet.allocator.compiled import compiled_loops
 
         how = "in C" if compiled_loops else "in Python"
-        print(bars(taken, f"questions, steps played {how}", "CPU ms"))
+        print(bars_beside_bare(taken, f"questions, steps played {how}", "CPU ms", 1e-3))
         print(search_screen(searched))
     return 0
 

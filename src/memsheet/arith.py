@@ -210,7 +210,8 @@ def maximum(a: Count, b: Count) -> Count:
         return max(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
         return _extreme_term("max", a, b)
-    return _array_namespace(a, b).maximum(a, b)  # type: ignore[no-any-return]
+    space: Any = getattr(a, "__array_namespace__", None) or getattr(b, "__array_namespace__")  # noqa: B009 an int has none
+    return space().maximum(a, b)  # type: ignore[no-any-return]
 
 
 def minimum(a: Count, b: Count) -> Count:
@@ -219,7 +220,8 @@ def minimum(a: Count, b: Count) -> Count:
         return min(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
         return _extreme_term("min", a, b)
-    return _array_namespace(a, b).minimum(a, b)  # type: ignore[no-any-return]
+    space: Any = getattr(a, "__array_namespace__", None) or getattr(b, "__array_namespace__")  # noqa: B009 an int has none
+    return space().minimum(a, b)  # type: ignore[no-any-return]
 
 
 def at_least(a: Count, b: Count) -> Any:
@@ -270,7 +272,7 @@ def agreed(condition: Any) -> bool:
 
     Raises ValueError where plans differ; they belong into different strata.
     """
-    if isinstance(condition, bool):
+    if type(condition) is bool:
         return condition
     holds = holds_for_all(condition)
     if not holds and holds_for_any(condition):
@@ -356,11 +358,11 @@ def looked_up(table: Mapping[Count, Sequence[int]], a: Count) -> list[Count]:
 
 def where(condition: Any, a: Count, b: Count) -> Count:
     """``a`` where the condition holds, else ``b``; both sides are evaluated."""
-    if isinstance(condition, bool):
+    if type(condition) is bool:
         return a if condition else b
-    if isinstance(condition, Term):
+    if type(condition) is Term:
         return _call_term("where", condition, a, b)  # type: ignore[no-any-return]
-    return _array_namespace(condition).where(condition, a, b)  # type: ignore[no-any-return]
+    return condition.__array_namespace__().where(condition, a, b)  # type: ignore[no-any-return]
 
 
 def fitted_line(values: Sequence[float], at: Sequence[float] | None = None) -> tuple[float, float]:

@@ -11,6 +11,7 @@ somebody asks for what it alone knows (``dataclasses.fields`` of a class, its si
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ else:
         """As ``typing.NamedTuple``."""
 
 
-__all__ = ["NamedTuple", "dataclass", "field", "fields", "hash_once", "replace"]
+__all__ = ["NamedTuple", "dataclass", "field", "field_values", "fields", "hash_once", "replace"]
 
 _MISSING: Any = object()
 """Where nothing was said: of a default, None may be one."""
@@ -253,6 +254,24 @@ Copier = Callable[[Any, dict[str, Any]], Any]
 _copiers: dict[type, Copier] = {}
 
 
+def field_values(held: Any) -> tuple[Any, ...]:
+    """What an object of a class of these has in its fields, in their order."""
+    made = held.__class__
+    return (_readers.get(made) or _readers.setdefault(made, _reader_of(made)))(held)
+
+
+Reader = Callable[[Any], tuple[Any, ...]]
+"""What reads all fields of an object of a class."""
+_readers: dict[type, Reader] = {}
+
+
+def _reader_of(made: Any) -> Reader:
+    names = [f.name for f in made.__own_fields__]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda held: tuple(getattr(held, name) for name in names)
+
+
 def _copier_when_usual(made: Any) -> Copier:
     """That of a class: through its fields, until it is asked often."""
     own = getattr(made, "__own_fields__", None)
@@ -318,12 +337,17 @@ def hash_once(self: Any) -> int:
     down in its class as ``__hash__ = hash_once``, it is worked out once and kept with the object.
     """
     try:
-        found: int = self._hash
+        found: int | None = self._hash
     except AttributeError:
         made = self.__class__
         whole = _whole_hashes.get(made) or _whole_hashes.setdefault(made, _hash_method(made))
-        found = whole(self)
+        try:
+            found = whole(self)
+        except TypeError:
+            found = None
         object.__setattr__(self, "_hash", found)
+    if found is None:
+        raise TypeError("it holds what has no hash")
     return found
 
 
@@ -377,8 +401,8 @@ def _refuse_assignment(self: Any, name: str, *_: object) -> None:
     raise FrozenInstanceError(f"cannot change {name!r} of {self.__class__.__qualname__}")
 
 
-def _field_values(self: Any) -> list[Any]:
-    return [getattr(self, f.name) for f in self.__own_fields__]
+def _field_state(self: Any) -> list[Any]:
+    return [*field_values(self)]
 
 
 def _restore_field_values(self: Any, state: list[Any]) -> None:
@@ -389,7 +413,7 @@ def _restore_field_values(self: Any, state: list[Any]) -> None:
 _SHARED: dict[str, Any] = {
     "__init__": _compiled_when_usual("__init__", _set_by_fields, _init_method),
     "__repr__": _dataclass_repr,
-    "__getstate__": _field_values,
+    "__getstate__": _field_state,
     "__setstate__": _restore_field_values,
     "__replace__": replace,
     **{

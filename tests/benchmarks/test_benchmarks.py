@@ -11,6 +11,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import accuracy  # noqa: E402
 import speed  # noqa: E402
+import speed_text  # noqa: E402
 from accuracy_text import screen  # noqa: E402
 from asking import Outcome, Row, metrics_of, run_case  # noqa: E402
 
@@ -299,3 +300,19 @@ def test_processes_are_timed_and_failures_said():
     assert bad.skipped == "exits with 3"
     assert speed.ratios([good, bad])["cold over bare python"] is None
     assert "not measured: exits with 3" in speed.screen([good, bad])
+
+
+def test_bars_in_seconds_stand_in_bare_interpreters_too():
+    missed = speed.BarTiming("missed", taken=4.0, wanted=2.0, in_bare=300.0)
+    slower_machine = speed.BarTiming("slower machine", taken=4.0, wanted=2.0, in_bare=200.0)
+    assert missed.wanted_in_bare(1.0) == 2.0 / speed.BARE_S
+    page = speed_text.speed_page(
+        {
+            "runs": 1, "bare": 2 * speed.BARE_S, "commands": [("train", 9.0, 10.0)], "plans": [(missed, 8.0), (slower_machine, 8.0)],
+            "questions": [slower_machine], "ratios": {}, "over peer": None,
+        }
+    )  # fmt: skip
+    assert "| train | 9.0 | 10 |" in page
+    assert "| missed | **4.0** | 2 | **300** | 206 | 8.0 |" in page
+    assert "| slower machine | **4.0** | 2 | 200 | 206 | 8.0 |" in page
+    assert "took 9.7 ms; where this page was made it\ntook 19.4 ms" in page

@@ -265,7 +265,10 @@ def test_a_hash_that_is_kept_is_of_the_fields_and_worked_out_once() -> None:
     assert hash(frozen.replace(one, b=2)) != hash(one)  # a copy has its own
     assert one == Whole(part)
     assert [f.name for f in frozen.fields(one)] == ["part", "b"]
-    assert outcome(lambda: hash(Whole([]))) is TypeError
+    unhashable = Whole([])
+    assert outcome(lambda: hash(unhashable)) is outcome(lambda: hash(unhashable)) is TypeError
+    assert frozen.field_values(one) == (part, 1)
+    assert frozen.field_values(Kept(1)) == (1,)
     assert pickle.loads(pickle.dumps(KEPT)) == KEPT
     assert hash(copy.copy(KEPT)) == hash(KEPT)
 

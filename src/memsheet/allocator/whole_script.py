@@ -107,6 +107,14 @@ def shift_events(events: array[int], by: int) -> array[int]:
     return shifted
 
 
+def append_shifted(onto: array[int], events: array[int], by: int) -> None:
+    """``shift_events`` at the end of others."""
+    if compiled_loops is None:
+        onto.extend(shift_events(events, by))
+    else:
+        onto.frombytes(compiled_loops.shift_events(events, by))
+
+
 def live_peak_bytes(events: array[int], sizes: array[int], start: int) -> int:
     """The most bytes asked for and not released, from event ``start`` on."""
     if compiled_loops is not None:

@@ -16,6 +16,7 @@ _LOOKS_RENTED = late_pattern(
     re.IGNORECASE,
 )
 """What may be the name of such a machine: the table is read for no other."""
+_MARKS = ("large", "metal", "_v", "g2-standard")
 
 _COUNTED_AGAIN = late_pattern(r"[+-]?\d{1,7}\s*[xX×*]\s*\S")
 """The cards of one of several machines."""
@@ -57,7 +58,7 @@ def rented_cards(gpus: str) -> RentedCards | None:
     if times is not None and _COUNTED_AGAIN.match(name):
         each, card = parse_gpus(name)
         return RentedCards(times * (each or 1), card, each or 1)
-    if not _LOOKS_RENTED.search(name):
+    if not _looks_rented(name):
         return None
     found = rented_machines().get(_plain_name(name))
     return RentedCards(None if times is None else times * found[1], *found) if found else None
@@ -71,11 +72,18 @@ def named_cards(gpus: str) -> tuple[int | None, str]:
 
 def similar_machines(name: str) -> list[str]:
     """Rented machines that are spelt alike, where a name is of their kind."""
-    if not _LOOKS_RENTED.search(name.strip()):
+    if not _looks_rented(name.strip()):
         return []
     import difflib
 
     return difflib.get_close_matches(_plain_name(name[:MOST_LETTERS]), rented_machines(), n=3, cutoff=0.6)
+
+
+def _looks_rented(name: str) -> bool:
+    """By what such a name ends with or holds, before the pattern is asked."""
+    told = name.casefold()
+    marked = told.endswith(("g", "g\n")) or any(mark in told for mark in _MARKS)
+    return marked and bool(_LOOKS_RENTED.search(name))
 
 
 MOST_LETTERS = 64

@@ -11,7 +11,7 @@ from memsheet.patterns import late_pattern
 LONGEST_NAME = 512
 HUB_HOSTS = ("huggingface.co", "hf.co", "hf-mirror.com", "hub-ci.huggingface.co")
 _SCHEME = late_pattern(
-    r"(?:https?://)?(?:www\.)?(?P<host>[a-z0-9.-]+(?::\d{1,5})?)/(?P<path>.+)", re.IGNORECASE
+    r"(?:https?://)?(?:www\.)?(?P<host>[a-z0-9.-]+(?::\d{1,5})?)/(?P<path>.+)", re.IGNORECASE, holds=("/",)
 )
 _OLLAMA_HOSTS = ("ollama.com", "registry.ollama.ai", "ollama.ai")
 _MODELSCOPE_HOSTS = ("modelscope.cn", "modelscope.ai")
@@ -30,7 +30,9 @@ _ID = late_pattern(
     re.ASCII,
 )
 _FILE = late_pattern(
-    rf"(?P<repo>{_PART}/{_PART})/(?P<file>(?:{_PART}/){{0,3}}{_PART}\.(?:gguf|safetensors))", re.ASCII
+    rf"(?P<repo>{_PART}/{_PART})/(?P<file>(?:{_PART}/){{0,3}}{_PART}\.(?:gguf|safetensors))",
+    re.ASCII,
+    holds=(".gguf", ".safetensors"),
 )
 _QUANT = late_pattern(
     r"(?:ud-)?(?:i?q\d(?:_[a-z0-9]+){0,2}|tq\d_\d|mxfp4(?:_moe)?|bf16|fp?16|fp?32)", re.IGNORECASE

@@ -53,10 +53,11 @@ BY_WHICH = {
     Result.FITS: "by these it fits", Result.DOES_NOT_FIT: "by these it does not fit", Result.UNCERTAIN: "by these, too, it is uncertain",
 }  # fmt: skip
 SEQUENCES = {"microbatch", "serving.max_sequences", "serving.prompt_tokens"}
-STORED = (
-    (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4", "nvfp4"),
-    (r"mxfp4", "mxfp4"), (r"mxfp8", "mxfp8"), (r"fp8", "fp8"), (r"w8a8|int8", "int8"), (r"bnb|4bit|nf4", "nf4"),
-)  # fmt: skip
+STORED = tuple((late_pattern(rf"(?<![a-z])(?:{words})(?![a-z])", holds=(*holds,)), form) for words, form, *holds in (
+    (r"awq(?!.*int8)", "awq-int4", "awq"), (r"gptq.?(int)?8|w8a16", "gptq-int8", "gptq", "w8a16"),
+    (r"gptq|w4a16|int4|autoround", "gptq-int4", "gptq", "w4a16", "int4", "autoround"), (r"nvfp4|fp4", "nvfp4", "fp4"), (r"mxfp4", "mxfp4", "mxfp4"),
+    (r"mxfp8", "mxfp8", "mxfp8"), (r"fp8", "fp8", "fp8"), (r"w8a8|int8", "int8", "w8a8", "int8"), (r"bnb|4bit|nf4", "nf4", "bnb", "4bit", "nf4"),
+))  # fmt: skip
 """Formats of weights by the words that checkpoints on a hub carry in their names, the first that is found."""
 AUTO_LENGTHS = frozenset({"--max-model-len", "--max-total-tokens"})
 """Where the engine is to decide (-1), it takes the model's whole length if that has room, else a shorter one
@@ -321,7 +322,7 @@ def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -
 def stored_as(name: str) -> str:
     """The format of weights that a checkpoint's name says, or nothing."""
     last = name.rstrip("/").rpartition("/")[2].lower()
-    return next((form for words, form in STORED if re.search(rf"(?<![a-z])(?:{words})(?![a-z])", last)), "")
+    return next((form for pattern, form in STORED if pattern.search(last)), "")
 
 
 def stand_in(served: str, bundled: Callable[[str], str | None]) -> str:

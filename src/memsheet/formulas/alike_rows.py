@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from memsheet.arith import NotAlikeError, holds_for_all, is_array, mixed_stratum, row_codes
-from memsheet.frozen import dataclass, fields, replace
+from memsheet.arith import NotAlikeError, holds_for_all, is_array, is_symbol, mixed_stratum, row_codes
+from memsheet.frozen import dataclass, field_values, fields, replace
 from memsheet.plan.plan import Plan
 
 T = TypeVar("T")
@@ -72,6 +72,40 @@ def hash_of_single(plan: Plan) -> int | None:
         return None
 
 
+PlanCode = tuple[int, Any]
+"""What tells a plan from others: a hash, and the single plan itself, or of a stratum everything in it, arrays
+as their bytes.
+"""
+
+
+def plan_code(plan: Plan) -> PlanCode:
+    """Equal for plans that are, arrays in them place by place."""
+    number = hash_of_single(plan)
+    if number is not None:
+        return number, plan
+    codes = _field_codes(plan)
+    return hash(codes), codes
+
+
+def _field_codes(held: Any) -> tuple[Any, ...]:
+    return tuple([value if type(value) in NO_COLUMNS else count_code(value) for value in field_values(held)])
+
+
+def count_code(value: Any) -> Any:
+    """Equal for counts, or fields of a plan, that are: arrays place by place, symbols by their text."""
+    if is_array(value):
+        return value.dtype.str, value.shape, value.tobytes()
+    if is_symbol(value):
+        return str(value)
+    if not hasattr(value, "__own_fields__"):
+        return value
+    try:
+        hash(value)
+    except TypeError:
+        return type(value), _field_codes(value)
+    return value
+
+
 FEW_PLANS = 64
 """Plans of a stratum for which it takes longer to find those that have the same counts."""
 _recent: tuple[tuple[Plan, AlikeParts], ...] = ()
@@ -99,16 +133,17 @@ def by_alike_rows(plan: Plan, make: Callable[[Plan], T], join: Callable[[list[T]
     cannot be laid together.
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
-    single = hash_of_single(plan) is not None
-    before = None if single else next((parts for known, parts in _recent if known is plan), None)
-    parts = AlikeParts((plan,), (1,)) if single else before or _distinct_plans(plan)
+    if hash_of_single(plan) is not None:
+        return make(plan)
+    before = next((parts for known, parts in _recent if known is plan), None)
+    parts = before or _distinct_plans(plan)
     found = list[T]()
     while len(found) < len(parts.plans):
         try:
             found.append(make(parts.plans[len(found)]))
         except NotAlikeError as differ:
             parts = parts.split(len(found), differ.condition)
-    if not single and parts is not before:
+    if parts is not before:
         _recent = ((plan, parts), *_recent[:3])
     return found[0] if parts.order is None else join(found, parts)
 
@@ -124,8 +159,11 @@ NO_COLUMNS = frozenset({int, float, bool, str, tuple, type(None)})
 
 
 def _columns(held: Any) -> dict[str, Any]:
-    columns = ((f.name, getattr(held, f.name)) for f in fields(held))
-    return {name: column for name, column in columns if type(column) not in NO_COLUMNS and is_array(column)}
+    return {
+        f.name: column
+        for f, column in zip(fields(held), field_values(held), strict=True)
+        if type(column) not in NO_COLUMNS and is_array(column)
+    }
 
 
 def plan_of_rows(plan: Plan, which: Any) -> Plan:

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-from memsheet.arith import holds_for_all, is_array, is_symbol
-from memsheet.formulas.alike_rows import hash_of_single
+from memsheet.arith import is_array
+from memsheet.formulas.alike_rows import PlanCode, plan_code
 from memsheet.formulas.model_code import model_code
-from memsheet.frozen import dataclass, field, fields, replace
+from memsheet.frozen import dataclass, field, field_values, replace
 from memsheet.plan.engine import Engine
 from memsheet.plan.plan import Plan, Spread
 from memsheet.plan.workload import Training
@@ -25,7 +25,7 @@ class LayersOfPlan:
 
     plan: Plan
     engine: Engine
-    number: int | None  # of a single plan its hash, which tells most others apart
+    code: PlanCode
     places: int  # plans that its counts are of
     groups: dict[Hashable, Any] = field(default_factory=dict)
     walks: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=MOST_WALKS))
@@ -44,11 +44,11 @@ def layers_of_plan(plan: Plan, engine: Engine) -> LayersOfPlan:
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
     own = plan_of_any_routing(plan if model_code(engine.layers).knows_shards else plan_of_layers(plan))
-    number = hash_of_single(own)
+    code = plan_code(own)
     for known in _recent:
-        if known.engine is engine and known.number == number and equal_plans(known.plan, own):
+        if known.engine is engine and known.code == code:
             return known
-    found = LayersOfPlan(own, engine, number, number_of_plans(own) if number is None else 1)
+    found = LayersOfPlan(own, engine, code, number_of_plans(own))
     kept, places = [found], found.places
     for known in _recent[: MOST_PLANS - 1]:
         places += known.places
@@ -87,39 +87,7 @@ def plan_of_any_routing(plan: Plan) -> Plan:
     return replace(plan, routing=replace(routing, spread=Spread.EXPECTED))
 
 
-VARIED = ("recompute", "loss", "offload", "mesh", "workload")
-"""Fields in which plans mostly differ, which are compared first."""
-
-
-def equal_plans(one: Plan, other: Plan) -> bool:
-    """Whether two plans are equal, arrays in them place by place."""
-    if one is other:
-        return True
-    if hash_of_single(one) is not None:
-        return one == other
-    return all(equal_counts(getattr(one, name), getattr(other, name)) for name in VARIED) and all(
-        equal_counts(getattr(one, f.name), getattr(other, f.name))
-        for f in fields(one)
-        if f.name not in VARIED
-    )
-
-
-def equal_counts(one: Any, other: Any) -> bool:
-    """Whether two values are equal, arrays in them place by place."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if is_array(one):
-        return one.shape == other.shape and holds_for_all(one == other)
-    if is_symbol(one):
-        return str(one) == str(other)
-    if hasattr(one, "__own_fields__"):
-        return all(equal_counts(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
-    return bool(one == other)
-
-
 def number_of_plans(plan: Plan) -> int:
     """Of how many plans a plan's counts are arrays."""
-    counts = [getattr(held, f.name) for held in (plan.mesh, plan.workload) for f in fields(held)]
+    counts = (*field_values(plan.mesh), *field_values(plan.workload))
     return max((len(count) for count in counts if is_array(count)), default=1)

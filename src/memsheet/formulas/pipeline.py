@@ -89,18 +89,23 @@ def _simulate_interleaved_1f1b(stages: int, chunks: int, stage: int, microbatche
         kept[chunk] -= backward
         found.setdefault((chunk, backward), {})[tuple(kept)] = None
         kept[chunk] += not backward
-    best = [
-        (*place, one)
-        for place, moments in found.items()
-        for one in moments
-        if not any(dominates_flight(other, one) for other in moments)
-    ]
+    best = [(*place, one) for place, moments in found.items() for one in undominated_flights(list(moments))]
     return tuple(Flight(chunk=chunk, backward=back, others=others) for chunk, back, others in best)
 
 
-def dominates_flight(other: tuple[int, ...], one: tuple[int, ...]) -> bool:
-    """Whether another moment keeps as much of every chunk, and more of some."""
-    return other != one and all(map(ge, other, one))
+def undominated_flights(moments: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Of moments that differ those beside which no other keeps as much of every chunk, in their order. One
+    that does keeps more in all, so that it comes before in the order of sums.
+    """
+    best = list[tuple[int, ...]]()
+    for one in sorted(moments, key=sum, reverse=True):
+        for other in best:
+            if all(map(ge, other, one)):
+                break
+        else:
+            best.append(one)
+    kept = set(best)
+    return [one for one in moments if one in kept]
 
 
 def layers_of_stage(layers: int, plan: Plan, stage: int, chunk: int = 0) -> tuple[int, int]:

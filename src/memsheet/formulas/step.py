@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import compress, islice
 from typing import TYPE_CHECKING
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
@@ -20,10 +20,10 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import (
     STEADY,
     chunk_models,
-    dominates_flight,
     interleaved_flights,
     peak_flights,
     stage_model,
+    undominated_flights,
 )
 from memsheet.formulas.recompute_segments import recompute_segments
 from memsheet.formulas.resident_layers import everything_kept
@@ -277,16 +277,11 @@ def _other_chunks_in_flight(
     stages: int, chunks: int, stage: int, kinds: tuple[int, ...], microbatches: int
 ) -> Beside:
     found: dict[tuple[int, bool], set[tuple[int, ...]]] = {}
+    of_kinds = [[k == kind for k in kinds] for kind in dict.fromkeys(kinds)]
     for flight in interleaved_flights(stages, chunks, stage, microbatches):
-        numbers = tuple(
-            sum(n for n, k in zip(flight.others, kinds, strict=True) if k == kind)
-            for kind in dict.fromkeys(kinds)
-        )
+        numbers = tuple([sum(compress(flight.others, of_kind)) for of_kind in of_kinds])
         found.setdefault((kinds[flight.chunk], flight.backward), set()).add(numbers)
-    return {
-        place: [one for one in sorted(counts) if not any(dominates_flight(other, one) for other in counts)]
-        for place, counts in found.items()
-    }
+    return {place: undominated_flights(sorted(counts)) for place, counts in found.items()}
 
 
 def _chunk_step(

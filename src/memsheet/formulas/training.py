@@ -32,14 +32,14 @@ def peak_candidates(step: Step) -> dict[Instant, list[Moment]]:
     """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
     resting = bundle_moment([(1, step.states), (1, step.around.always), (1, step.around.between)])
     base = bundle_moment([*resting, (1, step.around.through), (1, step.resident_gradients), (1, step.others)])
+    kept = all_kept(step)
     return {
         Instant.LOAD: [resting],
         Instant.FORWARD: [[*base, *moment] for moment in _forward_moments(step)],
         Instant.LOSS: [
-            [*base, (1, step.named), (1, step.kept_tables), *all_kept(step), *moment]
-            for moment in _loss_moments(step)
+            [*base, (1, step.named), (1, step.kept_tables), *kept, *moment] for moment in _loss_moments(step)
         ],
-        Instant.BACKWARD: [[*base, (1, step.named), *moment] for moment in _backward_moments(step)],
+        Instant.BACKWARD: [[*base, (1, step.named), *moment] for moment in _backward_moments(step, kept)],
     }
 
 
@@ -160,11 +160,12 @@ def _last_group(walk: StageLayers) -> Group | None:
     return walk.layers[-1].pattern[-1] if walk.layers else walk.embeddings
 
 
-def _backward_moments(step: Step) -> Iterator[Moment]:
+def _backward_moments(step: Step, every: Moment) -> Iterator[Moment]:
+    """``every``: what all layers keep."""
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
         early = early_gradients(step, len(walk.layers), 0, 0)
-        kept = bundle_moment([(1, step.kept_tables), (1, step.kept_masks), *all_kept(step), *early])
+        kept = bundle_moment([(1, step.kept_tables), (1, step.kept_masks), *every, *early])
         yield [*kept, (1, walk.head.part.retained), (1, around.holds(walk.head)), (1, walk.loss.backward)]
         fused = (1, EMPTY if step.lets_go and not walk.tied else walk.loss.gradients)
         yield [

@@ -161,7 +161,7 @@ _GPUS = late_pattern(
 _COUNT_LAST = late_pattern(r"^\s*(\S(?:.{0,98}?\S)?)\s*(?:\s[xX×]\s*|:)(\d{1,7})\s*$")
 _JOINED_COUNT = late_pattern(r"^\s*(?!\d+\s*[xX×*])(\S.{0,98}?\d[a-zA-Z]{0,8}?)[xX×](\d{1,4})\s*$")
 """``H100x8``: a count behind a name that ends in a number, with nothing between."""
-_SEVERAL = late_pattern(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]")
+_SEVERAL = late_pattern(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]", holds=(",", ";", "+"))
 CARD_DIGITS = 4
 """Digits of a card that people call by its number alone."""
 MIXED = "names several kinds of device or node, and only equal ones are planned for"
@@ -174,6 +174,8 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
 
     The name is only cut out here; the catalogue says whether there is such a device.
     """
+    if plain := _plain_count(text):
+        return plain
     if last := _COUNT_LAST.match(text) or _JOINED_COUNT.match(text):
         text = f"{last[2]}x{last[1]}"
     match = _GPUS.match(text)
@@ -193,6 +195,17 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
     if len(digits) > len(str(MAX_DEVICES)) or int(digits) > MAX_DEVICES:
         raise input_error("gpus", text, f"is more than {MAX_DEVICES:,} devices", "check the count")
     return int(digits), name
+
+
+def _plain_count(text: str) -> tuple[int, str] | None:
+    """Of ``8xH100-80GB``, as most are written; None of what takes the patterns to tell."""
+    digits, _, name = text.partition("x")
+    usual = text.isascii() and len(text) <= PLAIN_LETTERS and digits.isdigit() and digits[0] != "0"
+    plain = usual and len(digits) <= CARD_DIGITS and name.replace("-", "").isalnum() and name[0] != "-"
+    return (int(digits), name) if plain and not name.isdigit() else None
+
+
+PLAIN_LETTERS = 64
 
 
 def with_less_room(cluster: Cluster, spare: int) -> Cluster:

@@ -63,7 +63,7 @@ def unsupported_choices(plan: Plan, cluster: Cluster, model: ModelSpec | None = 
 
 def version_of(version: str | None) -> tuple[int, int, int]:
     """An engine's number, past all where none is said."""
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", version or "")
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", version) if version else None
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (10**6, 0, 0)
 
 

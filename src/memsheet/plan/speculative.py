@@ -43,7 +43,7 @@ class Drafting:
 
 def version_of(version: str | None) -> Release:
     """A release's number, one past all where none is said."""
-    found = NUMBER.search(version or "")
+    found = NUMBER.search(version) if version else None
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else NEWEST
 
 

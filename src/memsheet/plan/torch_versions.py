@@ -36,10 +36,11 @@ bitsandbytes, which treats all tensors alike.
 @lru_cache(maxsize=64)
 def torch_version(engine_version: str | None) -> Version:
     """The minor version of torch that an engine's version names."""
-    text = engine_version or ""
-    if named := re.search(r"torch (\d{1,4})\.(\d{1,4})", text):
+    if not engine_version:
+        return READ
+    if named := re.search(r"torch (\d{1,4})\.(\d{1,4})", engine_version):
         return int(named[1]), int(named[2])
-    if not (date := re.fullmatch(r"(\d{4})(-\d{2})?", text)):
+    if not (date := re.fullmatch(r"(\d{4})(-\d{2})?", engine_version)):
         return READ
     began = f"{date[1]}{date[2] or '-01'}"
     out = [version for month, version in RELEASES if month < began]

@@ -95,8 +95,8 @@ def in_our_words(
         for key, value in one.keys.items()
         if number_in_thousands(key, one.value)
     )
-    version = _NAMED_RELEASE.fullmatch(str(request.get("engine_version", "")))
-    if version is not None:
+    release = str(request.get("engine_version", ""))
+    if release and (version := _NAMED_RELEASE.fullmatch(release)):
         request["engine_version"] = version["release"]
         assumed += (f"engine_version = {version['release']} ({version[0]})",)
     settled = frozenset(key for name in given for key in _keys_of_option(name))
@@ -224,7 +224,7 @@ def _named_engine(
 
 def named_release(text: str) -> tuple[str, str]:
     """The program and the release of a text as package managers write them; empty where it is none."""
-    found = _NAMED_RELEASE.fullmatch(text)
+    found = _NAMED_RELEASE.fullmatch(text) if text else None
     return (found["program"].lower(), found["release"]) if found and found["program"] else ("", "")
 
 

@@ -53,6 +53,7 @@ SOURCED = late_pattern(
     r"(?:(?:source|\.)[ \t]+(?:(?P<quote>[\"'])(?P<quoted>[^\"'\n]+)(?P=quote)|(?P<file>[^\s\"';]+))"
     r"|export[ \t]+\"?\$\((?:cat|grep)[^\n)]*?[ \t](?P<read>[\w./-]*\.env)\b[^\n)]*\)\"?)[^\n]*$",
     re.MULTILINE,
+    holds=("source", ". ", ".\t", "$(cat", "$(grep"),
 )
 """A line of a shell's that takes in the variables of another file: ``source env.sh``, ``. ./.env``, ``export
 $(cat .env | xargs)``.

@@ -28,7 +28,7 @@ with late_functions(__name__):
 DRAFT = "speculative.model"
 NO_TEXTS: Mapping[str, str] = {}
 PLAIN_NAME = late_pattern(r"[A-Za-z_]\w{0,80}")
-CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$")
+CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/snapshots/[\w.-]+)?/?$", holds=("models--",))
 TAKEN_FOR = "is taken for"
 """How it is told of a model that its name alone tells."""
 EMPTY = "True"

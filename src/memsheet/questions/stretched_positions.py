@@ -19,7 +19,8 @@ OBJECTS = ("--hf-overrides", "--json-model-override-args")
 STRETCHES = ("--rope-scaling", "--rope-theta", *OBJECTS, *map(rotary_place, OBJECTS))
 """Flags that change a model's positions (vLLM engine/arg_utils.py; SGLang server_args.py)."""
 GOES_BEYOND = late_pattern(
-    r"(?:VLLM_ALLOW_LONG_MAX_MODEL_LEN|SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)\W{1,4}(?:1|[Tt]rue)\b"
+    r"(?:VLLM_ALLOW_LONG_MAX_MODEL_LEN|SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN)\W{1,4}(?:1|[Tt]rue)\b",
+    holds=("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"),
 )
 
 

@@ -26,7 +26,8 @@ def check_version(gaps: RequestResolver, engine: Engine) -> None:
 def version_notes(plan: Plan) -> Iterator[str]:
     """What a version is taken for that is newer than the newest one whose source was read."""
     engine = find_engine(plan.engine)
-    asked, read = _version_number(plan.engine_version), _version_number(engine.tested if engine else None)
+    asked = _version_number(plan.engine_version)
+    read = _version_number(engine.tested) if engine and asked else None
     if asked is not None and read is not None and asked > read and engine is not None:
         yield (
             f"{plan.engine} {plan.engine_version} is newer than {engine.tested}, the newest that was "
@@ -35,5 +36,5 @@ def version_notes(plan: Plan) -> Iterator[str]:
 
 
 def _version_number(version: str | None) -> tuple[int, int, int] | None:
-    found = NUMBER.match(version or "")
+    found = NUMBER.match(version) if version else None
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None

@@ -449,6 +449,23 @@ def test_gpus(text: str, parsed):
     assert parse_gpus(text) == parsed
 
 
+def test_a_plain_count_is_read_as_the_patterns_read_it():
+    spelt = "24GB 80GiB x x8 4x4 2xT4 p5.48xlarge -T4 T4- 90 ｘ"
+    names = (*(device.name for device in catalog.catalog_devices()), *spelt.split(), "")
+    for count in ("1", "8", "0", "08", "512", "4090", "10000", "-1", ""):
+        for name in names:
+            told = [_parsed_or_refused(f"{blank}{count}x{name}") for blank in ("", " ")]
+            assert told[0] == told[1]
+
+
+def _parsed_or_refused(text: str) -> object:
+    """A blank ahead is read by the patterns alone."""
+    try:
+        return parse_gpus(text)
+    except InputError as error:
+        return [(one.field, one.reason) for one in error.problems]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from memsheet import catalog
-from memsheet.arith import agreed, row_codes
-from memsheet.formulas.alike_rows import FEW_PLANS, AlikeParts, by_alike_rows, plan_of_rows
+from memsheet.arith import Term, agreed, row_codes
+from memsheet.formulas.alike_rows import (
+    FEW_PLANS,
+    AlikeParts,
+    by_alike_rows,
+    count_code,
+    plan_code,
+    plan_of_rows,
+)
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, bags_laid_together
 from memsheet.frozen import replace
 from memsheet.plan.device import cluster_of
@@ -34,6 +41,22 @@ def random_counts(size: int) -> dict[str, Any]:
     seeded = random.Random(size)
     columns = {"tp": (1, 2, 4, 8), "cp": (1, 2), "microbatch": (1, 2, 3, 8)}
     return {name: np.array(seeded.choices(values, k=size)) for name, values in columns.items()}
+
+
+def test_plans_have_one_code_where_they_are_equal_place_by_place() -> None:
+    counts = random_counts(SIZES[0])
+    plan = plan_of(counts)
+    copied = plan_of({name: column.copy() for name, column in counts.items()})
+    assert plan_code(plan) == plan_code(copied) == plan_code(replace(plan))
+    assert hash(plan_code(plan)) == hash(plan_code(copied))
+    for name, column in counts.items():
+        changed = column.copy()
+        changed[-1] *= 16
+        assert plan_code(plan_of({**counts, name: changed})) != plan_code(plan)
+    single = plan_of({name: int(column[0]) for name, column in counts.items()})
+    assert plan_code(single) == plan_code(replace(single)) != plan_code(replace(single, zero=3))
+    assert plan_code(single)[0] == hash(single)
+    assert count_code(Term("a + b")) == count_code(Term("a") + Term("b")) != count_code(Term("a"))
 
 
 def told_apart(plan: Plan) -> Any:

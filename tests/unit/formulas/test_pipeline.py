@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import ge
+from random import Random
 
 import pytest
 
 from memsheet import catalog
-from memsheet.formulas.pipeline import chunk_models, in_flight, layers_of_stage, stage_model
+from memsheet.formulas.pipeline import (
+    chunk_models,
+    in_flight,
+    layers_of_stage,
+    stage_model,
+    undominated_flights,
+)
 from memsheet.formulas.states.params import parameter_count
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Mesh, Plan, Schedule
@@ -28,6 +36,17 @@ def plan(stages: int, layers: tuple[int, ...] | None = None) -> Plan:
 def test_1f1b_holds_p_minus_r_micro_batches(stage: int, held: int) -> None:
     """Narayanan et al. 2021, section 2.2."""
     assert in_flight(Schedule.ONE_F_ONE_B, 4, stage, 32) == held
+
+
+def test_a_moment_beside_one_that_keeps_more_is_none_that_may_hold_most() -> None:
+    chance = Random(1)
+    for _ in range(200):
+        width, most = chance.randint(1, 4), chance.randint(1, 6)
+        drawn = [tuple(chance.randint(0, most) for _ in range(width)) for _ in range(chance.randint(1, 30))]
+        moments = list(dict.fromkeys(drawn))
+        assert undominated_flights(moments) == [
+            one for one in moments if not any(other != one and all(map(ge, other, one)) for other in moments)
+        ]
 
 
 def test_fewer_micro_batches_than_stages_are_all_there_are() -> None:

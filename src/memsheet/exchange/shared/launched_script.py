@@ -255,7 +255,7 @@ def _commands_in_order(text: str) -> Iterator[list[str]]:
         yield list(_unpacked_words(known.filled(words, defaults=True)))[:MOST]
 
 
-ASSIGNED = late_pattern(r"^\s*(?:[A-Z_][A-Z0-9_]{0,63}=[^\s'\"]{0,200}\s+){1,8}")
+ASSIGNED = late_pattern(r"^\s*(?:[A-Z_][A-Z0-9_]{0,63}=[^\s'\"]{0,200}\s+){1,8}", holds=("=",))
 """Variables that stand before a command."""
 
 

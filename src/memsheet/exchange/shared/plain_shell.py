@@ -19,7 +19,25 @@ with late_functions(__name__):
 
 _BUILT = late_pattern(
     r"\$|=\(|\b(?:eval|ssh|tmux|screen|pdsh|su)\b|--wrap"
-    r"|\b(?:for|case|if|while|until)\b|\+=|\]\]? *&&"
+    r"|\b(?:for|case|if|while|until)\b|\+=|\]\]? *&&",
+    holds=(
+        "$",
+        "=(",
+        "eval",
+        "ssh",
+        "tmux",
+        "screen",
+        "pdsh",
+        "su",
+        "--wrap",
+        "for",
+        "case",
+        "if",
+        "while",
+        "until",
+        "+=",
+        "]",
+    ),
 )
 
 

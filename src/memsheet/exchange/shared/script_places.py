@@ -55,7 +55,8 @@ SEVERAL_LOADS = "several_loads"
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
 LABELS = late_pattern(
-    r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b"
+    r"\w*For(?:SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)\b",
+    holds=("For",),
 )
 LABELS_PLACE = f"{SCRIPT}.labels"
 NOTEBOOK, DOTENV = ".ipynb", ".env"

@@ -31,8 +31,8 @@ boolean options).
 """
 ALL_CARDS = "all"
 """Ranks of tensor parallelism where a command is made for as many cards as there are."""
-_CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)")
-_ATTACHED = late_pattern(r"-O=?(\w+)")
+_CACHED = late_pattern(r"(?:^|/)models--([\w.-]+?)--([\w.-]+)(?:/|$)", holds=("models--",))
+_ATTACHED = late_pattern(r"-O=?(\w+)", holds=("-O",))
 """A level without a space (vLLM utils/argparse_utils.py: "-O" and what follows it, in parse_args)."""
 _HUMAN = late_pattern(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgGtT])")
 _WHOLE, _PART = late_pattern(r"-?\d{1,12}"), late_pattern(r"\d{0,6}\.\d{1,12}")

@@ -72,16 +72,18 @@ COPIED = late_pattern(r"^[\w.:/-]+/huggingface-text-generation-inference-cu\d[\w
 MIRRORED = late_pattern(r"(?:[\w.-]+(?::\d+)?/)+vllm-openai(?=[:@]|$)")
 """vLLM's own image in a registry of somebody's own, by the end of its name."""
 _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
-_VARIABLE = late_pattern(r"\$(?:\{(\w+)(?:(:?[-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(\w+))")
+_VARIABLE = late_pattern(
+    r"\$(?:\{(\w+)(?:(:?[-=?])([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+))?\}|(\w+))", holds=("$",)
+)
 _ASSIGNED = late_pattern(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_ADDED = late_pattern(r"\$(?:\{(\w+)(?::-)?\}|(\w+))")
-_OF_MAKE = late_pattern(r"\$\(([A-Z][A-Z0-9_]*)\)")
+_ADDED = late_pattern(r"\$(?:\{(\w+)(?::-)?\}|(\w+))", holds=("$",))
+_OF_MAKE = late_pattern(r"\$\(([A-Z][A-Z0-9_]*)\)", holds=("$(",))
 """A variable of make, by how such are written: no program's name is all in capitals."""
 UNTOLD = "open"
 """The variable that stands for a value which the text of a script in another language does not tell."""
 PRINTED = "printed"
 """The variable that stands for what a command would print."""
-_COMMAND = late_pattern(r"\$\([^()]*\)|`[^`]*`")
+_COMMAND = late_pattern(r"\$\([^()]*\)|`[^`]*`", holds=("$(", "`"))
 _LISTED = late_pattern(
     r"\$\(\s*ls\s+(?:-\w++\s+)*+\"?(?P<path>[^\s|;&<>()`'\"]++)\"?(?P<end>/?[^\s|;&<>()`'\"]*+)"
     r"\s*(?:2>\s*/dev/null\s*)?(?:\|\s*(?:sort|head|tail)\b[^|()`]*+)*+\)"

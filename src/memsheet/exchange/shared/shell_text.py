@@ -187,7 +187,8 @@ class ShellScript:
 
 LOOKED_UP = late_pattern(
     r"\"?\$\((?:which|command -v|type -p)[ \t]+([\w.-]{1,64})(?:[ \t]*2>[ \t]*/dev/null)?[ \t]*\)\"?"
-    r"|`which[ \t]+([\w.-]{1,64})[ \t]*`"
+    r"|`which[ \t]+([\w.-]{1,64})[ \t]*`",
+    holds=("$(which", "$(command -v", "$(type -p", "`which"),
 )
 
 

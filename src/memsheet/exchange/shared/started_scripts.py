@@ -24,6 +24,7 @@ _STARTED = late_pattern(
     r"(?P<script>\"?(?:\$\(dirname[ \t][^()\n]*\)\"?/)?[\w./${}\"-]{0,400}\w\.(?:sh|bash))\"?"
     r"(?P<words>(?:[ \t](?:[^\n\\;&|]|>&|&>|\\.|\\\n)*)?)(?=$|[;&|])",
     re.MULTILINE,
+    holds=(".sh", ".bash"),
 )
 _FOLDER = late_pattern(r"^(?:\$\{?\w+\}?|\$\(dirname [^)]*\))?/?(?:\./)?")
 

@@ -13,7 +13,21 @@ MOST_STARTS = 12
 STARTS = late_pattern(
     r"\.py\b|\bpython[\d.]*\s+(?:-\S+\s+)*-m\s|\b(?:torchrun|deepspeed)\s|\baccelerate\s+launch\b"
     r"|\b(?:swift|megatron)\s+(?:sft|pt|rlhf)\b|\b(?:llamafactory-cli|lmf|axolotl)\s+train\b"
-    r"|\btune\s+run\b|\btrl\s+(?:sft|dpo|grpo|kto|reward|rloo)\b"
+    r"|\btune\s+run\b|\btrl\s+(?:sft|dpo|grpo|kto|reward|rloo)\b",
+    holds=(
+        ".py",
+        "python",
+        "torchrun",
+        "deepspeed",
+        "accelerate",
+        "swift",
+        "megatron",
+        "llamafactory-cli",
+        "lmf",
+        "axolotl",
+        "tune",
+        "trl",
+    ),
 )
 """What a command holds that may start a training."""
 _SCRIPT = late_pattern(r"[\w./-]+\.(?:py|ya?ml|json)\b")

@@ -21,10 +21,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 DOCKER = "docker --gpus"
 DIRECTIVES, EACH_NODE = "#SBATCH", "#SBATCH on each node"
 """Where a batch script says its cards: of a job on one node, and of one of several nodes."""
-ELSEWHERE = late_pattern(r"\bray\b|\bRAY_ADDRESS\b", re.IGNORECASE)
+ELSEWHERE = late_pattern(r"\bray\b|\bRAY_ADDRESS\b", re.IGNORECASE, holds=("ray",))
 """What may give a server cards beside those of its process."""
 BLOCKS = frozenset({"if", "case", "for", "while", "until", "function", "{"})
-_SEEN = late_pattern(r"(?:CUDA|NVIDIA)_VISIBLE_DEVICES=(?P<ids>[\w-]+(?:,[\w-]+)*),?")
+_SEEN = late_pattern(
+    r"(?:CUDA|NVIDIA)_VISIBLE_DEVICES=(?P<ids>[\w-]+(?:,[\w-]+)*),?", holds=("_VISIBLE_DEVICES=",)
+)
 _DEVICES = late_pattern(r"\"?device=(?P<ids>[\w-]+(?:,[\w-]+)*)\"?")
 _WORDS = frozenset({"all", "none", "void", "-1"})
 _IN_PYTHON = late_pattern(

@@ -5,6 +5,7 @@ stage's parts, and what the optimizer makes. How parameters and gradients are ke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from memsheet.arith import Count
@@ -108,14 +109,9 @@ class StepContext:
 
 def of_each(parameters: Sequence[tuple[HeldTensor, int]], number: Callable[[HeldTensor, int], T]) -> list[T]:
     """What is said of each parameter and its elements. Layers that are alike share theirs: asked once."""
-    once: dict[tuple[int, int], T] = {}
-    found = list[T]()
-    for h, elements in parameters:
-        key = (id(h), elements)
-        if key not in once:
-            once[key] = number(h, elements)
-        found.append(once[key])
-    return found
+    keys = [(id(h), elements) for h, elements in parameters]
+    once = {key: number(*one) for key, one in dict(zip(keys, parameters, strict=True)).items()}
+    return [once[key] for key in keys]
 
 
 class Run:
@@ -130,6 +126,7 @@ class Run:
     def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, told: StepContext) -> None:
         self.walk, self.plan, self.lifetimes, self.script, self.told = walk, plan, lifetimes, Script(), told
         self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
+        self.chunk_ends = [0, *accumulate(told.chunks or (len(self.layers),))]
         self.recorded: dict[int, Recorded] = {}
         self.gradients: list[int] = []
         self.states: list[int] = []
@@ -239,10 +236,10 @@ class Run:
         """The rank's part of all parameters, and what is there beside."""
         self.script.take(self.told.beside)
         each = of_each(
-            [(h, 0) for h in self.all_parameters() if h.elements],
-            lambda h, _: int(h.dtype.nbytes(self.kept_elements(h))),
+            [(h, 0) for h in self.all_parameters()],
+            lambda h, _: int(h.dtype.nbytes(self.kept_elements(h))) if h.elements else None,
         )
-        self.script.take_all(each)
+        self.script.take_all([size for size in each if size is not None])
         self.take_apart()
         if self.plan.optimizer is not None and self.plan.optimizer.name in STATES_FROM_START:
             self.take_states(self.stepped())
@@ -250,7 +247,10 @@ class Run:
 
     def take_apart(self) -> None:
         """What of parameters no rank divides."""
-        self.script.take_all([int(h.apart) for h in self.all_parameters() if h.packed])
+        apart = of_each(
+            [(h, 0) for h in self.all_parameters()], lambda h, _: int(h.apart) if h.packed else None
+        )
+        self.script.take_all([size for size in apart if size is not None])
 
     def all_parameters(self) -> list[HeldTensor]:
         """Every parameter, in order, each as often as it is there."""
@@ -300,8 +300,7 @@ class Run:
 
     def layers_of_chunk(self, chunk: int) -> range:
         """Numbers of the layers of one of the rank's chunks."""
-        chunks = self.told.chunks or (len(self.layers),)
-        return range(sum(chunks[:chunk]), sum(chunks[: chunk + 1]))
+        return range(self.chunk_ends[chunk], self.chunk_ends[chunk + 1])
 
     def forward(self, chunk: int = 0) -> tuple[list[Played], Played | None]:
         script, walk, played = self.script, self.walk, list[Played]()

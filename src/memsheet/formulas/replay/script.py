@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import islice
+from operator import invert
 
-from memsheet.allocator.whole_script import live_peak_bytes
+from memsheet.allocator.whole_script import append_shifted, live_peak_bytes
 from memsheet.formulas.replay.tape_logs import (
     DEFAULT,
     THERE,
     Lifetimes,
-    LogKey,
     LogPlace,
     Pass,
     Pattern,
@@ -55,7 +56,7 @@ class Script:
         return numbers
 
     def give(self, numbers: Iterable[int]) -> None:
-        self.events.extend([~number for number in numbers])
+        self.events.extend(map(invert, numbers))
 
     def digest(self, *beside: Hashable) -> tuple[Hashable, ...]:
         """What tells this script, with what goes ``beside`` it, from all others: three hashes of 64 bits. To
@@ -66,7 +67,8 @@ class Script:
 
     def largest(self, start: int) -> int:
         """Bytes of the largest that is made from event ``start`` on."""
-        return max((self.sizes[event] for event in self.events[start:] if event >= 0), default=0)
+        made = filter((0).__le__, self.events[start:])
+        return max(map(self.sizes.__getitem__, made), default=0)
 
     def live_peak(self, start: int) -> int:
         """The most bytes asked for and not released, from event ``start`` on."""
@@ -146,14 +148,17 @@ def _play_log(
     again; ``keeps`` are not freed. ``adds``: a parameter's gradient goes as soon as it is made. Logs are
     long, and a step has one for each layer and pass, all alike.
     """
-    key = LogKey(run, adds, start, stop, keeps, tuple(held), workspace)
-    pattern = sized.pattern(key)
-    base, there = len(script.sizes), [*held.values()]
+    key = (run, adds, start, stop, keeps, (*held,), workspace)
+    pattern = sized.patterns.get(key) or sized.pattern(key)
+    events, base, there = script.events, len(script.sizes), [*held.values()]
+    first = len(events)
     if sized.varies:
-        script.logs.append(LogPlace(sized, key, pattern, base, len(script.events), there))
+        script.logs.append(LogPlace(sized, key, pattern, base, first, there))
     script.sizes += pattern.sizes
     script.streams += pattern.streams
-    script.events += pattern.placed(base, there)
+    append_shifted(events, pattern.events, base)
+    for place, number in pattern.outside:
+        events[first + place] = ~there[number]
     if pattern.scratch:
         script.scratch += [base + number for number in pattern.scratch]
     held.clear()
@@ -182,14 +187,13 @@ def play_forward(
     """
     sized = part.light or part.own
     tape = sized.tape
-    handed = next(iter(tape.handed), None)
-    held = {} if handed is None or given is None else {handed: given}
-    cached = tape.cached if lingers else frozenset[int]()
-    named = tape.handed - tape.saved if names_input else frozenset[int]()
+    held = {} if given is None else dict.fromkeys(islice(tape.handed, 1), given)
+    cached = tape.cached if lingers else NO_STORAGES
+    named = tape.handed - tape.saved if names_input else NO_STORAGES
     again = (
         keeps_input and part.light is not None and not tape.hosted
     )  # what goes to the host comes back from there
-    keeps = tape.outputs | cached | named | (tape.handed if again else frozenset())
+    keeps = tape.outputs | cached | named | (tape.handed if again else NO_STORAGES)
     if workspace and sized.heirs:
         script.take(workspace)
         workspace = 0
@@ -199,12 +203,22 @@ def play_forward(
         do(held)
         done = end
     _play_log(script, Pass.FORWARD, sized, held, keeps, start=done, workspace=workspace)
-    out = next((held.pop(index) for index in tape.outputs if index in held), None)
+    out = _pop_first(held, tape.outputs)
     stays = cached - tape.saved - tape.handed
-    goes_on = [held.pop(index) for index in named if index in held and not again]
-    return Played(
-        part, held, given, [held.pop(index) for index in list(held) if index in stays], named=goes_on
-    ), out
+    goes_on = [held.pop(index) for index in named if index in held] if named and not again else []
+    lingering = [held.pop(index) for index in [*held] if index in stays] if stays else []
+    return Played(part, held, given, lingering, named=goes_on), out
+
+
+NO_STORAGES: frozenset[int] = frozenset()
+
+
+def _pop_first(held: dict[int, int], among: frozenset[int]) -> int | None:
+    """The first of some storages that is there, which is there no longer."""
+    for index in among:
+        if index in held:
+            return held.pop(index)
+    return None
 
 
 def play_backward(
@@ -243,7 +257,7 @@ def play_backward(
         do(held)
         done = end
     _play_log(script, Pass.BACKWARD, sized, held, back, adds=adds, start=done)
-    returned = next((held.pop(index) for index in back if index in held), None)
+    returned = _pop_first(held, back)
     left = [held.pop(index) for _, index in sized.arrivals if index in held]
     script.give([*held.values(), *played.masks])
     return left, returned
@@ -253,11 +267,15 @@ def _arriving_gradient(sized: Sized, size: int) -> int:
     """Which storage a part's backward takes the gradient of its output for: what comes first, or of all that
     come before anything is made the one of its size. A part on record may begin with the loss's own, too.
     """
+    known = sized.arriving.get(size)
+    if known is not None:
+        return known
     log, entries, sizes = sized.tape.backward, sized.tape.entries, sized.sizes
     first = log[0][1]
     found = (index for event, index in log if event is Event.ALLOC and sizes[index] == size)
     alike = next(found, first)
-    return alike if entries[alike].path == entries[first].path else first
+    taken = sized.arriving[size] = alike if entries[alike].path == entries[first].path else first
+    return taken
 
 
 def _run_again(script: Script, played: Played) -> dict[int, int]:
@@ -276,5 +294,5 @@ def _run_again(script: Script, played: Played) -> dict[int, int]:
         held[handed] = came
     _play_log(script, Pass.AGAIN, sized, held, frozenset() if hosted else tape.handed)
     stays = sized.recomputed_stays - (tape.handed - tape.saved if hosted else frozenset())
-    script.give([held.pop(index) for index in list(held) if index not in stays])
+    script.give([held.pop(index) for index in [*held] if index not in stays])
     return held | {len(tape.entries) + place: number for place, number in enumerate(beside)}

@@ -44,7 +44,7 @@ class Sized:
     ``recomputed_stays``: what is there after a forward that ran again;
     ``varies``: whether its lifetimes are not known; ``patterns``: what its logs were found to do;
     ``lifetimes``: the same with others; ``scratch``: bytes that kernels take for themselves, by the result
-    that they make last.
+    that they make last; ``arriving``: which storage a gradient of so many bytes was taken for.
     """
 
     tape: Tape
@@ -55,9 +55,10 @@ class Sized:
     handed_back: frozenset[int]
     recomputed_stays: frozenset[int]
     varies: bool = False
-    patterns: dict[LogKey, Pattern] = field(default_factory=dict)
+    patterns: dict[PlainKey, Pattern] = field(default_factory=dict)
     lifetimes: dict[Lifetimes, Sized | None] = field(default_factory=dict)
     scratch: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    arriving: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tape: Tape, axes: Axes, lifetimes: Lifetimes | None = None) -> Sized:
@@ -108,11 +109,11 @@ class Sized:
             self.lifetimes[lifetimes] = other if same else None
         return self.lifetimes[lifetimes]
 
-    def pattern(self, key: LogKey) -> Pattern:
+    def pattern(self, key: PlainKey) -> Pattern:
         """What a log was found to do."""
         found = self.patterns.get(key)
         if found is None:
-            found = self.patterns[key] = _pattern_of(self, key)
+            found = self.patterns[key] = _pattern_of(self, LogKey(*key))
         return found
 
 
@@ -203,6 +204,10 @@ class LogKey(NamedTuple):
     workspace: int = 0
 
 
+PlainKey = tuple[Pass, bool, int, int | None, frozenset[int], tuple[int, ...], int]
+"""A ``LogKey`` without its names, which take as long to make as its log to play: equal where that is."""
+
+
 class Pattern(NamedTuple):
     """What a part of a log does, whatever was made before it: what it makes is numbered from 0, what was
     there already from ``THERE``, in its order. ``outside``: the places in ``events`` at which something of
@@ -228,7 +233,7 @@ class LogPlace(NamedTuple):
     """A log in a script, with the first of its requests and of its events, and what was there."""
 
     sized: Sized
-    key: LogKey
+    key: PlainKey
     pattern: Pattern
     request: int
     event: int

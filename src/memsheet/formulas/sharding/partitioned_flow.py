@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from memsheet.arith import Count, ceil_div, holds_for_any, maximum, minimum, where
+from memsheet.formulas.alike_rows import count_code
 from memsheet.formulas.groups import Group, StageLayers
-from memsheet.formulas.layers_of_plan import equal_counts
 from memsheet.formulas.sharding.partitioned_buckets import Buckets
 from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import dataclass
@@ -94,11 +94,12 @@ def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) 
     """
     global _recent  # noqa: PLW0603 - one value, replaced as a whole
     filled = _filled_buckets(_gradient_arrivals(walk), bucket)
-    for known, of, cut, made in _recent:
-        if known is filled and cut is cuts and equal_counts(of, shard):
+    code = count_code(shard)
+    for known, told, cut, made in _recent:
+        if known is filled and cut is cuts and told == code:
             return made
     found = tuple(_flush_moment(*one, shard, cuts=cuts) for one in filled)
-    _recent = ((filled, shard, cuts, found), *_recent[: MOST_RECENT - 1])
+    _recent = ((filled, code, cuts, found), *_recent[: MOST_RECENT - 1])
     return found
 
 

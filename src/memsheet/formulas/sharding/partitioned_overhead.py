@@ -225,7 +225,7 @@ def flush_peak_rows(zero: Zero, place: Place, made: Flushes, partition: BytesByP
     """The most that flushes leave at a place: the copy of one of them, and the partition once one has gone
     before.
     """
-    before = any(comes_later_in_backward(place, flush.place) for flush in made)
+    before = bool(made) and comes_later_in_backward(place, max([flush.place for flush in made]))
     candidates = [[(1, partition)]] if before else [[(1, EMPTY)]]
     for number, flush in enumerate(made):
         if flush.place == place:
@@ -263,9 +263,11 @@ def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     whole, head = fetched(everything), stage.head.name if stage.head else None
 
     def held(group: Group) -> BytesByPath:
+        gathered = whole if group.name == head else EMPTY
         copies = packed_copies(zero, group.parameters)
-        kept = BytesByPath.of([] if isinstance(copies, int) and not copies else [(PACKED_COPIES, copies)])
-        return merge_moment([(1, whole if group.name == head else EMPTY), (1, kept)])
+        if isinstance(copies, int) and not copies:
+            return gathered
+        return merge_moment([(1, gathered), (1, BytesByPath.of([(PACKED_COPIES, copies)]))])
 
     return ShardingOverhead(
         always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]),

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from memsheet.arith import is_symbol
-from memsheet.formulas.alike_rows import hash_of_single
-from memsheet.formulas.layers_of_plan import equal_plans, number_of_plans
+from memsheet.formulas.alike_rows import PlanCode, hash_of_single, plan_code
+from memsheet.formulas.layers_of_plan import number_of_plans
 from memsheet.frozen import replace
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Plan, Recompute
@@ -42,19 +42,19 @@ class RecentStates(Generic[T]):
         self, most_plans: int, most_places: int, known: Callable[[Plan], Plan] = plan_of_states
     ) -> None:
         self._most_plans, self._most_places, self._known = most_plans, most_places, known
-        self._recent: tuple[tuple[ModelSpec, Plan, object, int | None, int, T], ...] = ()
+        self._recent: tuple[tuple[ModelSpec, PlanCode, object, int, T], ...] = ()
 
     def made_of(self, model: ModelSpec, plan: Plan, make: Callable[[Plan], T], by: object = None) -> T:
         """What ``make`` makes of the plan that the states know; ``by``: who makes it, where several do."""
         own = self._known(plan)
-        number = hash_of_single(own)
-        for spec, of, maker, told, _, known in self._recent:
-            if spec is model and told == number and maker is by and equal_plans(of, own):
+        code = plan_code(own)
+        for spec, told, maker, _, known in self._recent:
+            if spec is model and maker is by and told == code:
                 return known
-        made, places = make(own), number_of_plans(own) if number is None else 1
-        kept = [(model, own, by, number, places, made)]
+        made, places = make(own), number_of_plans(own)
+        kept = [(model, code, by, places, made)]
         for one in self._recent[: self._most_plans - 1]:
-            places += one[4]
+            places += one[3]
             if places > self._most_places:
                 break
             kept.append(one)

@@ -21,19 +21,19 @@ PLAIN = frozenset({int, float})
 def larger(a: Real, b: Real) -> Real:
     if type(a) in PLAIN and type(b) in PLAIN:
         return max(a, b)
-    of = a if is_array(a) else b
-    if not is_array(of):
+    space = getattr(a, "__array_namespace__", None) or getattr(b, "__array_namespace__", None)
+    if space is None:
         return maximum(a, b) if isinstance(a, Term) or isinstance(b, Term) else max(a, b)
-    return of.__array_namespace__().maximum(a, b)
+    return space().maximum(a, b)
 
 
 def smaller(a: Real, b: Real) -> Real:
     if type(a) in PLAIN and type(b) in PLAIN:
         return min(b, a)
-    of = a if is_array(a) else b
-    if not is_array(of):
+    space = getattr(a, "__array_namespace__", None) or getattr(b, "__array_namespace__", None)
+    if space is None:
         return minimum(a, b) if isinstance(a, Term) or isinstance(b, Term) else min(b, a)
-    return of.__array_namespace__().minimum(a, b)
+    return space().minimum(a, b)
 
 
 def root(x: Real) -> Real:

@@ -50,7 +50,7 @@ class Part:
     units: tuple[tuple[int, Unit], ...]
 
     def total(self, field: str) -> Real:
-        return sum((n * getattr(unit, field) for n, unit in self.units), 0.0)
+        return sum([n * getattr(unit, field) for n, unit in self.units], 0.0)
 
 
 def parts_of(shop: TrainTiming, spec: ModelSpec) -> dict[tuple[int, int], Part]:

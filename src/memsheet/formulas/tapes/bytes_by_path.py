@@ -146,8 +146,8 @@ def _merge_by_key(moment: Moment) -> dict[Key, Count]:
 
 def _merged_part(moment: Moment, key: Key) -> tuple[Count, Any]:
     parts = [(times, *bag.part(key)) for times, bag in moment]
-    return sum(times * size for times, size, there in parts if there is not False), reduce(
-        or_, (there for _, _, there in parts), False
+    return sum([times * size for times, size, there in parts if there is not False]), reduce(
+        or_, [there for _, _, there in parts], False
     )
 
 

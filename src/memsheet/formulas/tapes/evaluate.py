@@ -224,7 +224,9 @@ def _high_point_changes(
     before.
     """
     _, like = _distinct_entries(tape)
-    counts = [Counter(like[i] for i in point) for point in _log_high_points(tape, kind, release=release)]
+    counts = [
+        Counter(map(like.__getitem__, point)) for point in _log_high_points(tape, kind, release=release)
+    ]
     before = [Counter[int](), *counts]
     return tuple(
         tuple((n, now[n] - was[n]) for n in {**was, **now} if now[n] != was[n])
@@ -244,7 +246,7 @@ def _high_water(
     distinct, total, moments = dict(zip(like, sizes, strict=True)), 0, list[Moment]()
     for point, changes in zip(points, _high_point_changes(tape, kind, release=release), strict=True):
         total = _sum_counts(
-            [total, *(distinct[n] if more == 1 else more * distinct[n] for n, more in changes)]
+            [total, *[distinct[n] if more == 1 else more * distinct[n] for n, more in changes]]
         )
         moments.append([(1, Later(partial(_bytes_at_point, sizes, keys, point), None, total))])
     return largest_moment_rows(moments) if len(moments) > 1 else moments[0][0][1]

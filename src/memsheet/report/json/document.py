@@ -148,8 +148,13 @@ def is_document(kind: Any) -> bool:
     return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Document)
 
 
+PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def json_value(value: Any) -> Any:
     """What JSON can hold: enums as their values, dtypes as their names, tuples as lists."""
+    if type(value) in PLAIN:  # most are, and what is no mapping takes longer to tell
+        return value
     match value:
         case Enum():
             return json_value(value.value)

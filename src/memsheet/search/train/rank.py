@@ -457,7 +457,7 @@ def _best_plan_per_engine(
 
 def plan_offloads(choice: Request) -> bool:
     """Whether a plan lives on what the host gives: its memory's rate and a link that devices may share."""
-    return any(choice.get(key) for key in OFFLOAD)
+    return any(map(choice.get, OFFLOAD))
 
 
 def plan_effort_key(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from memsheet.allocator.conf import settings_from
 from memsheet.allocator.settings import Settings
 from memsheet.allocator.whole_script import (
     Marks,
+    append_shifted,
     live_peak_bytes,
     play_in_python,
     play_whole_script,
@@ -162,7 +163,10 @@ def test_events_are_shifted_and_live_bytes_counted_alike(
         ends = []
         for loops in (built, None):
             monkeypatch.setattr(whole_script, "compiled_loops", loops)
-            ends.append((shift_events(numbers[0], by), live_peak_bytes(*numbers, start)))
+            longer = array("q", [3])
+            append_shifted(longer, numbers[0], by)
+            assert longer == array("q", [3]) + shift_events(numbers[0], by)
+            ends.append((longer, live_peak_bytes(*numbers, start)))
         assert ends[0] == ends[1]
 
 
