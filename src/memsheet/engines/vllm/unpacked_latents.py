@@ -8,7 +8,8 @@ from memsheet.plan.model import Attention, Block, LatentAttention, Mixer, ModelS
 
 UNPACKED = frozenset({"minicpm3"})
 """By model type (v0.33.0 model_executor/models/minicpm3.py:126, Attention with as many key heads as heads;
-:173, values are padded to a key's width; transformers_utils/model_arch_config_convertor.py:294 leaves it out).
+:173, values are padded to a key's width; transformers_utils/model_arch_config_convertor.py:294 does not name
+it).
 """
 
 
