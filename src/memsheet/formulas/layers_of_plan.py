@@ -13,7 +13,7 @@ from memsheet.formulas.alike_rows import PlanCode, plan_code
 from memsheet.formulas.model_code import model_code
 from memsheet.frozen import dataclass, field, field_values, replace
 from memsheet.plan.engine import Engine
-from memsheet.plan.plan import Plan, Spread
+from memsheet.plan.plan import Gathers, Plan, Spread
 from memsheet.plan.workload import Training
 
 
@@ -67,7 +67,7 @@ def plan_of_layers(plan: Plan) -> Plan:
         plan,
         zero=0,
         reshard_after_forward=False,
-        secondary_shard=1,
+        gathers=Gathers(),
         optimizer=None,
         offload=replace(plan.offload, optimizer=0, parameters=0),
         mesh=replace(plan.mesh, dp_replicate=1, dp_shard=1, pp=1, vpp=1),

@@ -22,6 +22,7 @@ from memsheet.formulas.resident_layers import (
     tower_backward_adjustment,
     tower_resident_tensors,
 )
+from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Moment, bundle_moment
 from memsheet.formulas.training_step import Step
 from memsheet.plan.plan import Loss
@@ -46,23 +47,32 @@ def peak_candidates(step: Step) -> dict[Instant, list[Moment]]:
 def _forward_moments(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.embeddings:
+        first = walk.layers[0].pattern[0] if walk.layers else None
         yield [
             (1, _looked_up(walk, walk.embeddings)),
             (1, around.forward(None, walk.embeddings)),
+            (1, _gathered_ahead(around, first)),
             (1, EMPTY if step.masks_inside else step.masks),
         ]
         if walk.rest:
             yield [(1, around.entering(None, walk.embeddings))]
     for group, run, repetition, place in walk.visits():
-        if agreed(repetition > 0) and agreed(repetition < walk.layers[run].count - 1):
-            continue  # the last one has the same neighbours, and more is kept
-        before, _ = walk.around(run, repetition, place)
+        others = 2 if around.ahead else 1
+        if agreed(repetition > 0) and agreed(repetition < walk.layers[run].count - others):
+            continue  # a later one has the same neighbours, and more is kept
+        before, after = walk.around(run, repetition, place)
+        ahead = _gathered_ahead(around, after)
         sofar = bundle_moment([
             (1, step.shared), (1, step.masks), (1, step.until_loss), *earlier_layer_activations(step, run, repetition, place), *cached_forward_tensors(walk, run, repetition, place),
             *embedding_output(step, run, repetition, place), *tower_resident_tensors(step, run), *segment_inputs(step, run, repetition, place),
         ])  # fmt: skip
-        yield [*sofar, (1, group.part.forward), (1, around.forward(before, group))]
-        yield [*sofar, (1, _handed_over(group)), (1, around.entering(before, group))]
+        yield [*sofar, (1, group.part.forward), (1, around.forward(before, group)), (1, ahead)]
+        yield [*sofar, (1, _handed_over(group)), (1, around.entering(before, group)), (1, ahead)]
+
+
+def _gathered_ahead(around: ShardingOverhead, after: Group | None) -> BytesByPath:
+    """What is gathered of the next group while one runs forward."""
+    return around.ahead(after) if around.ahead and after else EMPTY
 
 
 def _looked_up(walk: StageLayers, embeddings: Group) -> BytesByPath:

@@ -64,7 +64,7 @@ RULES: dict[str, Rule] = {
     "precision.master_weights": _DTYPE, "precision.moments": _DTYPE, "precision.name": _choice_rule(*PRECISIONS),
     "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "fp8.skip": _TEXTS, "optimizer.name": _TEXT, "optimizer.rank": _count_rule(high=2**16),
     "optimizer.implementation": _choice_rule("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao", packages.TRANSFORMERS), "optimizer_in_backward": _FLAG, "secondary_shard": _count_rule(high=2**16),
-    "gradient_sync": _choice_rule("every", "last"),
+    "gradient_sync": _choice_rule("every", "last"), "backward_prefetch": _choice_rule("pre", "post", "none"), "forward_prefetch": _FLAG, "limit_all_gathers": _FLAG,
     "recompute.mode": _choice_rule("none", "selective", "full"), "recompute.modules": _TEXTS, "recompute.every": _count_rule(high=10_000),
     "recompute.layers": _count_rule(high=10_000), "recompute.segments": _count_rule(high=10_000), "recompute.reentrant": _FLAG,
     "attention": _choice_rule("eager", "sdpa", "flash", "cudnn", "xformers"), "loss": _choice_rule("plain", "fused", "chunked", "vocab_parallel"),

@@ -131,7 +131,7 @@ STACKED_EXPERTS: dict[str, tuple[str, ...]] = {
 # the keys of a plan that change memory and are not accounted yet; any value but these is refused
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     "image_tokens": (0,), "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
-    "secondary_shard": (1,), "gradient_sync": (), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
+    "secondary_shard": (1,), "gradient_sync": (), "backward_prefetch": (), "forward_prefetch": (False,), "limit_all_gathers": (True,), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (0,), "serving.attn_max_batch": (0,), "serving.fused_moe": (),

@@ -61,7 +61,7 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "offload": _offload_document(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
         "serving": _serving_document(plan, served) if served else None, **({"speculative": _speculative_document(plan.speculative)} if plan.speculative else {}),
         **({"optimizer_in_backward": True} if plan.optimizer_in_backward else {}),
-        **({"secondary_shard": plan.secondary_shard} if plan.secondary_shard > 1 else {}),
+        **({"secondary_shard": plan.gathers.secondary_shard} if plan.gathers.secondary_shard > 1 else {}),
         **_optional_switch_keys(plan),
     }  # fmt: skip
 
@@ -86,12 +86,14 @@ def _writes_attention_dp(plan: Plan) -> bool:
 
 def _optional_switch_keys(plan: Plan) -> dict[str, Any]:
     """What only some engines offer, where it is on."""
-    routing, fp8 = plan.routing, plan.fp8
+    routing, fp8, gathers = plan.routing, plan.fp8, plan.gathers
     held = {
         "sequence_parallel": plan.sequence_parallel or None, "compile": plan.compile or None, "async_tp": plan.async_tp or None,
         **(_optional_training_keys(plan.workload) if isinstance(plan.workload, Training) else {}),
         "context_parallel_comm": plan.context_parallel.value if plan.context_parallel else None,
         "gradient_sync": plan.gradient_sync.value if plan.gradient_sync else None,
+        "backward_prefetch": gathers.backward.value if gathers.backward else None, "forward_prefetch": gathers.forward or None,
+        "limit_all_gathers": None if gathers.limited else False,
         "cuda_graphs": list(plan.cuda_graphs) or None,
         "moe": _routing_document(routing) if routing and routing != Routing() else None,
         "fp8": {"recipe": fp8.recipe, "param_storage": fp8.stored, "all_gather": fp8.gathered, "skip": list(fp8.skip)} if fp8 else None,

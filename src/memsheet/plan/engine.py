@@ -18,6 +18,7 @@ from memsheet.plan.packages import TRANSFORMERS
 from memsheet.plan.plan import (
     AdapterKind,
     AttentionKind,
+    BackwardPrefetch,
     ContextParallel,
     GradientSync,
     Implementation,
@@ -126,14 +127,14 @@ class PlanArrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatWrapping:
-    """How parameters are flattened unit by unit. ``prefetches``: the unit before is gathered while one runs
-    backward (BACKWARD_PRE), not after it (BACKWARD_POST). ``keeps_outputs``: the trainer names what the model
-    returned until its next forward is over. ``table_apart``: a tied table is a unit of its own, gathered for
-    embeddings, then for the head and from there through backward. ``loss_outside``: the loss is taken of what
-    the root's forward has returned, and its tape has what is gathered when backward comes to that.
+    """How parameters are flattened unit by unit. ``backward_prefetch``: where a plan does not say it.
+    ``keeps_outputs``: the trainer names what the model returned until its next forward is over.
+    ``table_apart``: a tied table is a unit of its own, gathered for embeddings, then for the head and from
+    there through backward. ``loss_outside``: the loss is taken of what the root's forward has returned, and
+    its tape has what is gathered when backward comes to that.
     """
 
-    prefetches: bool = True  # FullyShardedDataParallel's default (fully_sharded_data_parallel.py:404)
+    backward_prefetch: BackwardPrefetch = BackwardPrefetch.PRE  # fully_sharded_data_parallel.py:404
     keeps_outputs: bool = False
     table_apart: bool = False
     loss_outside: bool = False

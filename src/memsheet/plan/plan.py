@@ -114,6 +114,31 @@ class GradientSync(Enum):
     __hash__ = object.__hash__  # see sheet.Component
 
 
+class BackwardPrefetch(Enum):
+    """When the flat parameter whose backward is next is gathered: while one runs backward, after it, or when
+    its own turn comes (torch 2.13 distributed/fsdp/api.py, BackwardPrefetch).
+    """
+
+    PRE = "pre"
+    POST = "post"
+    NONE = "none"
+
+    __hash__ = object.__hash__  # see sheet.Component
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathers:
+    """Gathers of divided parameters. ``secondary_shard``: ranks that divide a second copy, to gather from.
+    Of flat parameters ahead of time: ``backward``, None as the engine does it; ``forward``, the next one's
+    while one runs forward; ``limited``, the host waits for the device before a third is gathered.
+    """
+
+    secondary_shard: int = 1
+    backward: BackwardPrefetch | None = None
+    forward: bool = False
+    limited: bool = True
+
+
 class AdapterKind(Enum):
     """What is trained beside a frozen model."""
 
@@ -445,8 +470,8 @@ class Plan:
     options: EngineOptions = EngineOptions()  # the engine's own
     served_adapters: ServedAdapters | None = None
     optimizer_in_backward: bool = False
-    secondary_shard: int = 1  # ranks that divide a second copy of the parameters, for their gathers
     gradient_sync: GradientSync | None = None  # None: nobody says
+    gathers: Gathers = Gathers()
     sequence_parallel: bool = False
     context_parallel: ContextParallel | None = None
     compile: bool = False

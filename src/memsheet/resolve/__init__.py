@@ -176,7 +176,6 @@ def _resolve_for_engine(
             ),
         ),
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
-        secondary_shard=gaps.get("secondary_shard", 1, silent=True),
         **optional_plan_fields(gaps, mesh, model, engine),
         before_ampere=cluster is not None and is_older_device(cluster.device, BF16_UNITS),
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real)

@@ -10,7 +10,15 @@ from memsheet.plan.engine import Engine
 from memsheet.plan.gaps import RequestResolver
 from memsheet.plan.layers import has_experts
 from memsheet.plan.model import ModelSpec
-from memsheet.plan.plan import ContextParallel, Fp8, GradientSync, Mesh, Routing
+from memsheet.plan.plan import (
+    BackwardPrefetch,
+    ContextParallel,
+    Fp8,
+    Gathers,
+    GradientSync,
+    Mesh,
+    Routing,
+)
 
 
 def optional_plan_fields(
@@ -25,11 +33,24 @@ def optional_plan_fields(
         "context_parallel": context_parallel,
         "compile": _resolve_compile(gaps, engine),
         "gradient_sync": GradientSync(synced) if (synced := gaps.request.get("gradient_sync")) else None,
+        "gathers": _resolve_gathers(gaps, engine),
         "async_tp": bool(gaps.get("async_tp", False, silent=True)),
         "routing": _resolve_routing(gaps, model),
         "fp8": _resolve_fp8(gaps),
         "cuda_graphs": _resolve_cuda_graphs(gaps),
     }
+
+
+def _resolve_gathers(gaps: RequestResolver, engine: Engine) -> Gathers:
+    """The engine's own where a request says the same."""
+    asked = gaps.request.get("backward_prefetch")
+    backward = BackwardPrefetch(asked) if asked else None
+    return Gathers(
+        secondary_shard=gaps.get("secondary_shard", 1, silent=True),
+        backward=backward if backward is not engine.flat_wrapping.backward_prefetch else None,
+        forward=bool(gaps.get("forward_prefetch", False, silent=True)),
+        limited=bool(gaps.get("limit_all_gathers", True, silent=True)),
+    )
 
 
 def _resolve_compile(gaps: RequestResolver, engine: Engine) -> bool:

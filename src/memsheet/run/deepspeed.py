@@ -79,8 +79,8 @@ def _zero_optimization_config(plan: Plan) -> dict[str, Any]:
     (zero/offload_config.py, ``ratio``).
     """
     offload, found = plan.offload, dict[str, Any](stage=plan.zero)
-    if plan.secondary_shard > 1:
-        found["zero_hpz_partition_size"] = plan.secondary_shard
+    if plan.gathers.secondary_shard > 1:
+        found["zero_hpz_partition_size"] = plan.gathers.secondary_shard
     if offload.optimizer:
         ratio = {"ratio": offload.optimizer} if offload.optimizer < 1 else {}
         found["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available(), **ratio}

@@ -21,6 +21,7 @@ from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Role
 from memsheet.plan.plan import (
     AttentionKind,
+    Gathers,
     Implementation,
     Loss,
     Offload,
@@ -109,7 +110,7 @@ ZERO: dict[str, Callable[[], Cases]] = {
     "partitioned_states.partition_scratch": lambda: {"stage 2": call(zero(2))},
     "partitioned_states.persistent_parameter_rows": lambda: {"stage 3": call(zero(3, replace(TENSOR, shape=(8, 8), times=symbol("layers"))))},
     "partitioned_overhead.packed_copies": lambda: {"stage 3": call(packed(), (replace(TENSOR, dtype=UINT8, apart=symbol("scales")),))},
-    "partitioned_states.secondary_bytes": lambda: {"8 ranks": call(replace(zero(3), plan=replace(zero(3).plan, secondary_shard=8)))},
+    "partitioned_states.secondary_bytes": lambda: {"8 ranks": call(replace(zero(3), plan=replace(zero(3).plan, gathers=Gathers(secondary_shard=8))))},
     "partitioned_states.sub_group_scratch": lambda: {"stage 3": call(zero(3))},
     "partitioned_states.unsharded_scratch": lambda: {"stage 0": call(zero(0))},
 }  # fmt: skip

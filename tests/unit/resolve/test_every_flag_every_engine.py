@@ -51,7 +51,7 @@ VALUES: dict[str, list[Any]] = {
     "quantization.skip": [["q_proj"]], "fp8.recipe": ["other"], "fp8.param_storage": [True], "fp8.all_gather": [True], "layers_per_stage": [[3, 1]],
     "speculative.model": [TINY], "serving.fused_moe": [True], "moe.dispatch": ["allgather", "other"], "seq_len": [2048], "serving.max_model_len": [128],
     "serving.prompt_tokens": [64], "serving.shared_prefix_tokens": [64], "serving.page_tokens": [32], "serving.output_tokens": [16], "image_tokens": [16],
-    "vocab_multiple": [1000], "adapter.full_modules": [["lm_head"]], "global_batch": [32],
+    "vocab_multiple": [1000], "adapter.full_modules": [["lm_head"]], "global_batch": [32], "limit_all_gathers": [False],
 }  # fmt: skip
 BY_KIND: dict[str, list[Any]] = {
     "count": [3], "flag": [True], "share": [0.5], "number": [0.3], "text": ["other"], "texts": [["lm_head"]], "counts": [[3, 1]],
@@ -71,6 +71,8 @@ THE_SAME: dict[tuple[str, Any], tuple[tuple[str, ...], str]] = {
     ("serving.attention_kernels", "flash"): (("vllm", "sglang"), "what both take on that card where nobody says"),
     ("serving.prompt_tokens", 64): (("llama.cpp",), "cells of the whole length are there from the start, and prompts are read in pieces of one size"),
     ("serving.split_mode", "layer"): (("llama.cpp",), "what it does where nobody says"), ("serving.split_mode", "none"): (("llama.cpp",), "on one card there is nothing to deal"),
+    ("limit_all_gathers", False): (("fsdp1",), "the segments of so small a model have room for every unit; engines/fsdp1 has a larger one"),
+    ("backward_prefetch", "pre"): (("fsdp1",), "what torch does where nobody says"),
     ("serving.swa_full", True): (("llama.cpp", "vllm"), "no layer of these models has a window; Gemma's are in engines/llama_cpp and engines/vllm"),
     ("allocator.expandable_segments", True): (("fsdp2", "torchtitan"), "replayed: the segments of so small a model leave as little between them"),
 }  # fmt: skip

@@ -178,7 +178,7 @@ OTHER: dict[str, Any] = {
     "serving.max_model_len": 128, "optimizer.name": "sgd", "attention": "eager", "recompute.mode": "full", "precision.name": "fp32",
     "serving.kv_dtype": "fp32", "adapter.full_modules": ["lm_head"], "serving.k_dtype": "q8_0", "fp8.recipe": "mxfp8",
     "optimizer.implementation": "foreach", "loss": "fused", "adapter.kind": "lora", "phase": "load", "engine": "deepspeed", "zero": 2,
-    "precision.moments": "bf16", "precision.gradients": "bf16", "precision.reduce": "bf16",
+    "precision.moments": "bf16", "precision.gradients": "bf16", "precision.reduce": "bf16", "limit_all_gathers": False,
 }  # fmt: skip
 BY_KIND: dict[str, Any] = {
     "count": 2,

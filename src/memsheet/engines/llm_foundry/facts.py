@@ -5,7 +5,14 @@ mosaicml 0.22.0).
 from __future__ import annotations
 
 from memsheet.plan.engine import Engine, FlatWrapping, LayerKernels, Sharding
-from memsheet.plan.plan import AttentionKind, GradientSync, Implementation, Loss, OptimizerName
+from memsheet.plan.plan import (
+    AttentionKind,
+    BackwardPrefetch,
+    GradientSync,
+    Implementation,
+    Loss,
+    OptimizerName,
+)
 from memsheet.references import LLM_FOUNDRY, TORCH_FSDP1, TORCH_OPTIM
 from memsheet.sheet import Cited, FromCode
 
@@ -23,7 +30,7 @@ ENGINE = Engine(
     layers="llm_foundry",
     layer_kernels=LayerKernels(fused=True),
     flat_wrapping=FlatWrapping(
-        prefetches=False,  # mosaicml/composer v0.22.0 composer/trainer/dist_strategy.py:152
+        backward_prefetch=BackwardPrefetch.POST,  # mosaicml/composer v0.22.0 trainer/dist_strategy.py:152
         table_apart=True,  # mosaicml/llm-foundry 5f39606 llmfoundry/models/mpt/modeling_mpt.py:714-718
         keeps_outputs=True,  # state.outputs, for metrics (composer/trainer/trainer.py:2815, 2562)
     ),

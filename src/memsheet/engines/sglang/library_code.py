@@ -35,6 +35,7 @@ LIBRARY_CODE = LibraryCode(
     file="srt/models/transformers.py",
     line=760,
     asks_declared=True,
+    layouts=frozenset({"MiniCPM3ForCausalLM"}),  # configs/model_config.py:1443, models/minicpm3.py:127
     plan_words=PLAN_WORDS,
     repeats_heads=False,
 )

@@ -28,14 +28,14 @@ OWN = frozenset(_OWN.split())
 model_executor/models/registry.py; _TRANSFORMERS_SUPPORTED_MODELS at :747 are the library's code).
 """
 _LAYOUTS = """
-AXK1ForCausalLM HYV4ForCausalLM MiniCPMOcrForConditionalGeneration MiniCPMV4_6ForConditionalGeneration
-MiniCPMV4_7ForConditionalGeneration OlmoHybridForCausalLM
+AXK1ForCausalLM HYV4ForCausalLM MiniCPM3ForCausalLM MiniCPMOcrForConditionalGeneration
+MiniCPMV4_6ForConditionalGeneration MiniCPMV4_7ForConditionalGeneration OlmoHybridForCausalLM
 """
 LAYOUTS = frozenset(_LAYOUTS.split())
 """Those that keep latents once a token (v0.33.0 transformers_utils/model_arch_config_convertor.py:294;
 model_executor/models/AXK1.py:413, models/hy_v4/nvidia/attention.py:508 beside DeepSeek-V3.2's own cache of
-an indexer's keys, :186) or a delta net's states of any (model_executor/models/olmo_hybrid.py:453,
-minicpmv4_6.py:1530).
+an indexer's keys, :186; of one ``unpacked_latents`` tells what it keeps instead) or a delta net's states of
+any (model_executor/models/olmo_hybrid.py:453, minicpmv4_6.py:1530).
 """
 
 LIBRARY_CODE = LibraryCode(

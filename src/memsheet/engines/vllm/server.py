@@ -41,6 +41,7 @@ from memsheet.engines.vllm.speculative import (
     release_for,
     speculative_facts,
 )
+from memsheet.engines.vllm.unpacked_latents import with_own_caches
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import check_shared
@@ -97,7 +98,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     """Everything on a rank of a stage; all stages have as many blocks as the one that has room for the
     fewest.
     """
-    plan = group_plan(plan)
+    spec, plan = with_own_caches(spec), group_plan(plan)
     if plan.serving.phase == "load":
         part = stage_model(spec, plan, stage)
         vendor = cluster.device.vendor if cluster else None
@@ -391,7 +392,7 @@ def _online_notes(spec: ModelSpec, plan: Plan) -> Iterator[str]:
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
     """How many sequences of a length the pool holds; without one as many as may be started."""
-    plan = group_plan(plan)
+    spec, plan = with_own_caches(spec), group_plan(plan)
     if not makes_tokens(spec):
         return lambda _: Bytes.exact(int(plan.serving.max_sequences or 1))
     return _stages_and_kv_pool(spec, plan, cluster)[1].sequences
@@ -401,7 +402,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     """What a serving engineer asks: blocks, tokens, sequences at several lengths, and the engine's own
     start-up lines.
     """
-    plan = group_plan(plan)
+    spec, plan = with_own_caches(spec), group_plan(plan)
     release = release_of(plan.engine_version)
     if plan.serving.phase == "load":
         return {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word, precision_word
+from memsheet.exchange.shared.flat_gathers import flat_gather_rows
 
 VERSION = "accelerate 1.15.0"
 F, D, M = "fsdp_config", "deepspeed_config", "parallelism_config"
@@ -16,6 +17,7 @@ LAUNCHED = "config_file"
 """A flag of ``accelerate launch``: the file of this format that says the rest."""
 _TYPES = {"fsdp2": "FSDP", "fsdp1": "FSDP", "deepspeed": "DEEPSPEED", "transformers": "MULTI_GPU"}
 SHARING = f"{M}.parallelism_config_sp_size"
+OLDER_PREFETCH = f"{F}.fsdp_backward_prefetch_policy"
 STRATEGY = f"{F}.fsdp_sharding_strategy"
 _FULL, _KEPT = ("FULL_SHARD", "1"), ("SHARD_GRAD_OP", "2")  # utils/constants.py: FSDP_SHARDING_STRATEGY
 _STAGES = {
@@ -102,6 +104,10 @@ def _read_sharding_strategy(value: Any, values: Values) -> Mapping[str, Any]:
     first = str(values.get(f"{F}.fsdp_version", 1)) == "1"
     told = str(values.get(STRATEGY, value) if first else value).upper()
     return {"zero": {**_STAGES, "TRUE": 3, "FALSE": 2}.get(told, value)}
+
+
+def _is_flat(values: Values) -> bool:
+    return _read_distributed_type(values.get("distributed_type"), values)["engine"] == "fsdp1"
 
 
 def _offloads_params(asked: Values) -> Any:
@@ -224,6 +230,7 @@ KEYS = (
     Key(at=f"{F}.fsdp_reshard_after_forward", out=_reshard_after_forward, back=_read_sharding_strategy, usual=True, source="commands/launch.py:540"),
     Key(at=f"{F}.fsdp_offload_params", out=_offloads_params, back=_read_offload_params, usual=False, source="commands/launch.py:521"),
     Key(at=f"{F}.fsdp_activation_checkpointing", out=_fsdp_checkpointing_switch, back=_read_fsdp_checkpointing, source="commands/launch.py:600"),
+    *flat_gather_rows(f"{F}.fsdp_", _is_flat, "utils/dataclasses.py:1892-1954", older=OLDER_PREFETCH),
     *map(_parallelism_size_row, ("dp_replicate", "dp_shard", "tp", "cp")),
     Key(at=SHARING, out=lambda a: a.get("mesh.cp") if _exchanges_heads(a) else None, back=_read_exchanging_ranks, source="commands/launch.py:949"),
     Key(at=f"{M}.parallelism_config_sp_attn_implementation", out=_kernel_of_ranks, back=_read_kernel_of_ranks, source="commands/launch.py:977"),
@@ -324,8 +331,7 @@ FORMAT = Format(
         f"{D}.zero3_init_flag", f"{D}.zero3_save_16bit_model", f"{D}.gradient_clipping", f"{D}.deepspeed_config_file",
         f"{D}.deepspeed_multinode_launcher", f"{D}.deepspeed_hostfile", f"{D}.deepspeed_exclusion_filter", f"{D}.deepspeed_inclusion_filter",
         f"{F}.fsdp_state_dict_type", f"{F}.fsdp_cpu_ram_efficient_loading", f"{F}.fsdp_sync_module_states", f"{F}.fsdp_use_orig_params",
-        f"{F}.fsdp_transformer_layer_cls_to_wrap", f"{F}.fsdp_backward_prefetch", f"{F}.fsdp_backward_prefetch_policy",
-        f"{F}.fsdp_forward_prefetch", f"{F}.fsdp_min_num_params",
+        f"{F}.fsdp_transformer_layer_cls_to_wrap", OLDER_PREFETCH, f"{F}.fsdp_min_num_params",
         f"{M}.parallelism_config_cp_backend", f"{M}.parallelism_config_sp_backend",
         f"{M}.parallelism_config_sp_seq_length", f"{M}.parallelism_config_sp_seq_length_is_variable",
     }),

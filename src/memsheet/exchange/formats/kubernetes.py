@@ -13,6 +13,7 @@ from typing import Any
 
 from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, ON, read_allocator_conf
 from memsheet.exchange.shared.file_format import Format, Key, Values
+from memsheet.exchange.shared.named_server import GPU, RESOURCES
 from memsheet.patterns import late_pattern
 
 VERSION = "PyTorchJob kubeflow.org/v1 (Kubeflow's training operator since its pull request 1840)"
@@ -23,7 +24,6 @@ SOURCE = f"kubeflow/training-operator {COMMIT} manifests/base/crds/kubeflow.org_
 SPECS = "spec.pytorchReplicaSpecs"
 MASTER, WORKER = f"{SPECS}.Master", f"{SPECS}.Worker"
 PODS = "template.spec.containers"
-GPU = "nvidia.com/gpu"
 IMAGE = "registry.example/your-image-with-torch:tag"
 _PLAIN = late_pattern(r"[^a-z0-9-]+")
 
@@ -80,8 +80,9 @@ def _pod_gpu_limit(containers: Any) -> Any:
     for one in containers if isinstance(containers, list) else ():
         resources = one.get("resources") if isinstance(one, Mapping) else None
         limits = resources.get("limits") if isinstance(resources, Mapping) else None
-        if isinstance(limits, Mapping) and GPU in limits:
-            count = limits[GPU]
+        named = [name for name in RESOURCES if isinstance(limits, Mapping) and name in limits]
+        if named:
+            count = limits[named[0]]
             return int(count) if isinstance(count, str) and count.isdigit() and len(count) < 8 else count
     return None
 

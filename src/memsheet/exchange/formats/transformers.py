@@ -24,6 +24,7 @@ from memsheet.exchange.shared.file_format import (
     plan_word,
     precision_word,
 )
+from memsheet.exchange.shared.flat_gathers import flat_gather_rows
 from memsheet.exchange.shared.frozen_towers import FROZEN_TOWER
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import gathered_moves
@@ -311,6 +312,7 @@ KEYS = (
         source="training_args.py:1463",
     ),
     Key(at=f"{F}.version", out=_of_fsdp(lambda _: 2), back=lambda *_: {}, source="training_args.py:2826"),
+    *flat_gather_rows(f"{F}.", lambda values: _is_fsdp_sharded(values) and str(values.get(f"{F}.version", 2)) == "1", "training_args.py:2872-2884", engines=()),
     Key(
         at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3),
         back=lambda v, values: {"zero": 3 if v is True else 2} if _is_fsdp_sharded(values) else {}, source="training_args.py:1455",
@@ -531,7 +533,7 @@ FORMAT: Format = Format(
         "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name", "ddp_broadcast_buffers", "ddp_backend",
         "ddp_timeout", "debug", "skip_memory_metrics", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank",
         f"{F}.min_num_params", f"{F}.transformer_layer_cls_to_wrap", f"{F}.cpu_ram_efficient_loading", f"{F}.state_dict_type",
-        f"{F}.xla_fsdp_v2", f"{F}.xla_fsdp_grad_ckpt", f"{F}.limit_all_gathers", f"{F}.use_orig_params", f"{F}.sync_module_states",
-        f"{F}.forward_prefetch", f"{F}.backward_prefetch", f"{F}.mixed_precision_policy",
+        f"{F}.xla_fsdp_v2", f"{F}.xla_fsdp_grad_ckpt", f"{F}.use_orig_params", f"{F}.sync_module_states",
+        f"{F}.mixed_precision_policy",
     }),
 )  # fmt: skip

@@ -211,9 +211,25 @@ def _more_ranks_than_cards(case: Case) -> Iterator[FoundMistake]:
         )
 
 
+def _rows_without_split_buffers(case: Case) -> Iterator[FoundMistake]:
+    """Matrices cut by rows, which newer builds for CUDA do not do; which build runs is not known here."""
+    for name, read in case.of("llama.cpp"):
+        if read.values.get("--split-mode") == "row":
+            yield FoundMistake(
+                where=f"{name}: --split-mode",
+                says=(
+                    "row is gone from CUDA's builds since b9890, which stop as they load: \"device CUDA0 "
+                    'does not support split buffers". Older ones cut dense matrices by rows and leave '
+                    "experts, norms and the cache with their layers"
+                ),
+                cure="--split-mode layer, or tensor in builds that have it",
+            )
+
+
 _V, _S = "vLLM v0.33.0 vllm", "SGLang v0.5.23 srt"
 SERVING = (
     Rule(id="ranks-above-cards", source=f"{_V}/config/parallel.py, __post_init__: World size; {_S}/model_executor/model_runner.py, init_torch_distributed", looks=_more_ranks_than_cards),
+    Rule(id="rows-without-split-buffers", source="ggml-org/llama.cpp 0c1e5709 src/llama-model.cpp:1163; pull request 24216 (CUDA: remove -sm row), issues 25594 and 27465; pull request 13919 for matrices of experts", looks=_rows_without_split_buffers),
     Rule(id="fraction-above-free", source=f"{_V}/v1/worker/utils.py:761", looks=fraction_of_more_than_is_free),
     Rule(id="fraction-leaves-too-little", source=f"{_S}/arg_groups/memory_hook.py:61; {_V}/v1/worker/gpu_worker.py:1049", looks=fraction_leaves_too_little),
     Rule(id="length-without-room", source=f"{_V}/v1/core/kv_cache_planning.py:80; {_S}/managers/tp_worker.py:425", looks=length_that_has_no_room),

@@ -6,6 +6,8 @@ from memsheet.exchange.shared.file_format import Container
 from memsheet.frozen import dataclass, replace
 
 GPU = "nvidia.com/gpu"
+RESOURCES = (GPU, "amd.com/gpu")
+"""What a pod calls whole cards (NVIDIA/k8s-device-plugin and ROCm/k8s-device-plugin, README.md)."""
 FOREIGN, NO_SERVER = "a kind that is not read", "in which no server's command stands"
 """Of objects in a cluster's file, and of a file, that hold no server."""
 DEVICES = "deploy.resources.reservations.devices"

@@ -20,6 +20,7 @@ from memsheet.exchange.shared.named_server import GPU, NamedServer
 from memsheet.exchange.shared.serve_pods import (
     DOCUMENT_BREAK,
     MOST,
+    card_resource,
     command_line,
     container_gpu_limit,
     scalar_list,
@@ -128,7 +129,8 @@ def _image_server(tree: Mapping[str, Any]) -> Iterator[NamedServer]:
 
 
 def _container_server(name: str, container: Mapping[str, Any]) -> NamedServer:
-    return NamedServer(name, command_line(container), container_gpu_limit(container))
+    at = card_resource(container)
+    return NamedServer(name, command_line(container), container_gpu_limit(container), at)
 
 
 def _name_of(tree: Mapping[str, Any]) -> str:

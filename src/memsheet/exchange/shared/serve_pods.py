@@ -11,7 +11,7 @@ from typing import Any
 
 from memsheet.errors import input_error
 from memsheet.exchange.shared.file_format import Container
-from memsheet.exchange.shared.named_server import FOREIGN, GPU, NO_SERVER, NamedServer
+from memsheet.exchange.shared.named_server import FOREIGN, NO_SERVER, RESOURCES, NamedServer
 from memsheet.exchange.shared.serve_script import (
     ALONE,
     IMAGES,
@@ -72,6 +72,7 @@ def pod_servers(name: str, text: str, parse: Callable[[str, str], Any]) -> list[
                 _object_name(tree),
                 f"export {GROUP_SIZE}={size}\n{line}" if size else line,
                 gpus * (size or 1) if (gpus := container_gpu_limit(held)) else gpus,
+                at=card_resource(held),
                 together=gpus is None,
                 remarks=_image_remarks(held),
                 container=Container(
@@ -295,8 +296,13 @@ def _mounts_shm(container: Mapping[str, Any]) -> bool:
     )
 
 
+def card_resource(container: Mapping[str, Any]) -> str:
+    """What its limits call the cards that a container has."""
+    limits = _inner(_inner(container, "resources"), "limits")
+    return next((name for name in RESOURCES if name in limits), RESOURCES[0])
+
+
 def container_gpu_limit(container: Mapping[str, Any]) -> int | None:
-    resources = container.get("resources")
-    limits = resources.get("limits") if isinstance(resources, Mapping) else None
-    count = str(limits.get(GPU, "")) if isinstance(limits, Mapping) else ""
+    limits = _inner(_inner(container, "resources"), "limits")
+    count = str(limits.get(card_resource(container), ""))
     return int(count) if count.isdigit() and len(count) < 8 else None

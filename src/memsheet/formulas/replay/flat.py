@@ -15,7 +15,7 @@ from memsheet.formulas.states.held import HeldTensor
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import DType
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import BackwardPrefetch, Plan
 
 IN_FLIGHT = 2
 """Units that are let go of before the host waits for the device to be through with the first of them
@@ -63,6 +63,9 @@ class FlatUnits(Run):
     def prepare(self) -> None:
         walk, plan = self.walk, self.plan
         self.wrapping = engine_of(plan).flat_wrapping
+        self.prefetches = plan.gathers.backward or self.wrapping.backward_prefetch
+        in_a_step = 2 * len(self.layers) + 1  # which is over before the next one's loss is read
+        self.in_flight = IN_FLIGHT if plan.gathers.limited else in_a_step
         self.hosted = bool(plan.offload.parameters)  # parts, gradients and states (CPUOffload)
         ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
         ends += walk.rest
@@ -118,7 +121,7 @@ class FlatUnits(Run):
         script, precision = self.script, self.plan.precision
         comes = precision.casts or self.hosted  # cast, or from the host
         cast = [script.take(precision.compute.nbytes(unit.part), CASTS)] if comes else []
-        if len(self.let_go) >= IN_FLIGHT:
+        if len(self.let_go) >= self.in_flight:
             script.give([self.let_go.pop(0)])
         unit.whole = script.take(precision.compute.nbytes(unit.elements), GATHERS)
         script.give(cast)
@@ -132,8 +135,12 @@ class FlatUnits(Run):
             unit.whole = None
 
     def enter(self, group: Group, number: int) -> None:
+        """The unit, and the next one where it is gathered ahead (_pre_forward_unshard, 409-434)."""
         del group
         self.gather(self.units[number])
+        following = 0 if number == FIRST else number + 1
+        if self.plan.gathers.forward and number != LAST and following < len(self.layers):
+            self.gather(self.units[following])
 
     def leave(self, number: int) -> None:
         if number >= 0 or (number == FIRST and self.wrapping.table_apart):
@@ -151,7 +158,7 @@ class FlatUnits(Run):
 
     def _gather_ahead(self, number: int) -> None:
         ahead = len(self.layers) - 1 if number == LAST else number - 1
-        if self.wrapping.prefetches and ahead in self.units and ahead >= 0:
+        if self.prefetches is BackwardPrefetch.PRE and ahead in self.units and ahead >= 0:
             self.gather(self.units[ahead])
 
     def prefetch(self, number: int) -> None:
@@ -176,7 +183,7 @@ class FlatUnits(Run):
         if number == FIRST and self.wrapping.table_apart:
             flat.append(script.take(precision.compute.nbytes(unit.elements)))  # of its other forward
         self.reshard(unit)
-        if not self.wrapping.prefetches and number > 0:
+        if self.prefetches is BackwardPrefetch.POST and number > 0:
             self.gather(self.units[number - 1])
         if self.told.reduces_last and not self.later:
             self.unreduced[number] = flat

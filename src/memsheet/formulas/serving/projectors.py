@@ -14,14 +14,16 @@ from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import Bytes
 
 BATCH_TOKENS = 1024
-"""Tokens of the pictures that are encoded at once, where nobody says (tools/mtmd/mtmd.cpp:472)."""
+"""Tokens of the pictures that are encoded at once, where nobody says (ggml-org/llama.cpp 0c1e5709
+tools/mtmd/mtmd.cpp:472)."""
 FUSED_WIDTHS = frozenset({40, 64, 72, 80, 96, 112, 128, 256})
 """Heads for which CUDA's kernel makes no matrix of scores, which is taken where it can be
-(ggml/src/ggml-cuda/fattn.cu:577, tools/mtmd/clip.cpp warmup).
+(0c1e5709
+ggml/src/ggml-cuda/fattn.cu:577, tools/mtmd/clip.cpp warmup).
 """
 ROWS = 8
 """Tensors as wide as a layer that it makes: its input, two norms, queries, keys, values, what attention makes
-and its product (tools/mtmd/clip.cpp build_vit).
+and its product (0c1e5709 tools/mtmd/clip.cpp:337 build_vit).
 """
 
 
@@ -38,8 +40,9 @@ def _patches(tower: Tower) -> Count:
 @formula(
     cites=LLAMA_CPP,
     at=(
-        "tools/mtmd/clip.cpp: weights as the file has them, at most in fp32; build_vit, every tensor of a "
-        "layer in fp32 at once for as many pictures as a batch holds, more than its graph needs"
+        "ggml-org/llama.cpp 0c1e5709 tools/mtmd/clip.cpp: weights as the file has them, at most in fp32; "
+        "build_vit, every tensor of a layer in fp32 at once for as many pictures as a batch holds, more than "
+        "its graph needs"
     ),
     counts="int",
 )

@@ -38,10 +38,11 @@ from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, large
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import FlatWrapping
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import BackwardPrefetch, Plan
 from memsheet.sheet import Component
 
 ROOT = "root"
+PRE, POST = BackwardPrefetch.PRE, BackwardPrefetch.POST
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,13 +106,25 @@ class Units:
         """What stays through backward: the head's whole gradients, a table that is gathered again."""
         return merge_moment([(1, self.head.gradients if self.head else EMPTY), (1, self.table_apart)])
 
+    @cached_property
+    def prefetch(self) -> BackwardPrefetch:
+        return self.plan.gathers.backward or self.wrapping.backward_prefetch
+
+    def _before(self, before: Group | None, *when: BackwardPrefetch) -> tuple[Key, Count]:
+        """The unit whose backward is next, where it is gathered by then."""
+        return self.whole(before if self.prefetch in when else None)
+
+    def ahead(self, group: Group) -> BytesByPath:
+        """A unit that is gathered while the one before it runs forward (forward_prefetch)."""
+        return BytesByPath.of([self.whole(group)])
+
     def holds(self, group: Group) -> BytesByPath:
         """From the start of backward, which the root begins, the last layer is gathered ahead. Logits are the
         loss's own by then. A loss outside of the root begins without it.
         """
         if group is not self.head or self.wrapping.loss_outside:
             return EMPTY
-        ahead = BytesByPath.of([self.whole(self.last if self.wrapping.prefetches else None)])
+        ahead = BytesByPath.of([self._before(self.last, PRE)])
         return merge_moment([(1, ahead), (-1, self.named)])
 
     def forward(self, _: Group | None, group: Group) -> BytesByPath:
@@ -137,7 +150,7 @@ class Units:
         )
 
     def backward(self, before: Group | None, group: Group, _: Group | None) -> BytesByPath:
-        ahead = self.whole(before if self.wrapping.prefetches else None)
+        ahead = self._before(before, PRE)
         return merge_moment(
             [
                 (1, BytesByPath.of([self.whole(group), ahead])),
@@ -150,7 +163,7 @@ class Units:
         rank's part.
         """
         if group is self.head:
-            return merge_moment([(1, BytesByPath.of([self.whole(before)])), (1, self.waiting)])
+            return merge_moment([(1, BytesByPath.of([self._before(before, PRE)])), (1, self.waiting)])
         last = group is self.embeddings
         parameters = self.root if last else group.parameters
         flat = single_row(
@@ -163,14 +176,15 @@ class Units:
             f"{ROOT if last else group.name}/reduce_scatter",
             reducing_bytes(parameters, self.plan),
         )
-        ahead = BytesByPath.of([self.whole(before if self.wrapping.prefetches else None), self.whole(group)])
+        ahead = BytesByPath.of([self._before(before, PRE), self.whole(group)])
         joined = [(1, group.gradients), (1, flat), (1, ahead), (1, self.waiting)]
         if self.reduces_last and last:  # all others are reduced by then
             return merge_moment(joined)
         left = self._after_root(flat) if last else [(1, self.waiting)]
         if self.reduces_last:  # what waited is what is reduced
             left.append((-1, flat))
-        return largest_moment_rows([joined, [(1, reduced), (1, BytesByPath.of([self.whole(before)])), *left]])
+        following = BytesByPath.of([self._before(before, PRE, POST)])
+        return largest_moment_rows([joined, [(1, reduced), (1, following), *left]])
 
     def _after_root(self, flat: BytesByPath) -> list[tuple[Count, BytesByPath]]:
         """What is there besides while the root's gradient is reduced, which is no longer gathered. A table
@@ -226,6 +240,7 @@ def flat_shard_overhead(plan: Plan, walk: StageLayers) -> ShardingOverhead:
         through=EMPTY if of.wrapping.table_apart else of.gathered,
         entering=cache(of.entering),
         forward=cache(of.forward),
+        ahead=cache(of.ahead) if plan.gathers.forward else None,
         backward=cache(of.backward),
         leaving=cache(of.leaving),
         leaves=cache(of.leaves),

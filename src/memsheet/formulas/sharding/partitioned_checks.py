@@ -147,7 +147,7 @@ def _offload_problems(plan: Plan) -> list[Problem]:
 
 def _secondary_problems(plan: Plan) -> list[Problem]:
     """Of hpZ: it is of stage 3 (engine.py:2428-2444), and its groups are whole (utils/groups.py:872-881)."""
-    size, ranks, found = plan.secondary_shard, plan.mesh.sharded, []
+    size, ranks, found = plan.gathers.secondary_shard, plan.mesh.sharded, []
     if size > 1 and plan.zero != 3:
         found.append(("exists at zero 3 only", "--zero 3"))
     elif size > 1 and agreed(ranks % minimum(size, ranks) != 0):

@@ -177,9 +177,9 @@ def _zero_parameter_rows(zero: Zero) -> dict[Key, Count]:
 )
 def secondary_bytes(zero: Zero) -> Count:
     """Bytes of a rank's part of the second copy of all parameters (hpZ)."""
-    if zero.plan.secondary_shard == 1:
+    if zero.plan.gathers.secondary_shard == 1:
         return 0
-    group = minimum(zero.plan.secondary_shard, zero.ranks)
+    group = minimum(zero.plan.gathers.secondary_shard, zero.ranks)
     return sum(
         h.times * h.dtype.nbytes(zero.ranks * tensor_shard(h, zero.ranks) // group) for h in zero.parameters
     )
@@ -366,7 +366,7 @@ def host_memory(zero: Zero) -> Host:
         ]
         pageable = pageable + (zero.width * zero.shard if zero.accumulates else 0)
     if plan.offload.parameters:
-        pinned += [secondary_bytes(zero)] if plan.secondary_shard > 1 else []
+        pinned += [secondary_bytes(zero)] if plan.gathers.secondary_shard > 1 else []
         moved = (h for h in zero.parameters if not stays_gathered(h, zero.buckets))
         pinned.append(sum(h.times * h.dtype.nbytes(tensor_shard(h, zero.ranks)) for h in moved))
     return Host(tuple(pinned), pageable)

@@ -65,8 +65,8 @@ def sharding_axis_words(
         words.append(f"1/{sharded} on each rank")
     elif mesh.data_parallel > 1:
         words.append("a whole copy on each rank")
-    if not whole and sharded > 1 and component is Component.PARAMETERS and plan.secondary_shard > 1:
-        words.append(f"and 1/{plan.secondary_shard} again for gathers inside a node")
+    if not whole and sharded > 1 and component is Component.PARAMETERS and plan.gathers.secondary_shard > 1:
+        words.append(f"and 1/{plan.gathers.secondary_shard} again for gathers inside a node")
     if mesh.tp > 1:
         words.append(f"{'dense ' * apart}split over tp {mesh.tp}")
     if mesh.attn_dp > 1:

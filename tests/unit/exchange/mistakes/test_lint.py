@@ -173,7 +173,7 @@ def test_a_second_copy_of_the_parameters_is_in_the_sheet(tmp_path: Path) -> None
     )
     assert plain.answer is not None
     assert second.answer is not None
-    assert second.answer.plan.secondary_shard == 4
+    assert second.answer.plan.gathers.secondary_shard == 4
     assert second.answer.sheets[0].peak.value > plain.answer.sheets[0].peak.value
     assert not second.doubt
 

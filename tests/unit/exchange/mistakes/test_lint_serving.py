@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chunk-of-broken-pages": (f"{S} --context-length 8192 --page-size 64 --chunked-prefill-size 4000", {}),
     "idle-memory": (f"{V} --max-model-len 8192 --gpu-memory-utilization 0.5", {}),
     "bf16-on-old-card": (f"{V} {SMALL} --dtype bfloat16", {"gpus": "1xT4", "attention": "sdpa"}),
+    "rows-without-split-buffers": ("llama-server -m m.gguf -sm row -c 8192", {"gpus": "2xA100-80GB"}),
     "ranks-above-cards": (f"CUDA_VISIBLE_DEVICES=0 {V} {SMALL} -tp 2", {"gpus": "2xH100-80GB"}),
     "no-experts-to-deal": (f"{V} {SMALL} -tp 2 --enable-expert-parallel", {"gpus": "2xH100-80GB"}),
 }

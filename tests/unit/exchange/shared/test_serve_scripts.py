@@ -358,9 +358,11 @@ def test_a_pod_is_read_as_its_command(image: str, runs: str) -> None:
         "engine_version": "0.8.5",
     }
     assert not found.unmodelled
-    assert dict(reading(POD % (image, runs, 1), "a.yaml").unmodelled) == {
-        CARDS: "nvidia.com/gpu gives 1, and the command takes 2"
-    }
+    for resource in ("nvidia.com/gpu", "amd.com/gpu"):
+        pod = (POD % (image, runs, 1)).replace("nvidia.com/gpu", resource)
+        assert dict(reading(pod, "a.yaml").unmodelled) == {
+            CARDS: f"{resource} gives 1, and the command takes 2"
+        }
 
 
 def test_a_pod_of_sglang_and_one_of_neither() -> None:

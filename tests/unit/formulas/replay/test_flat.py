@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from memsheet.formulas.groups import Layers, StageLayers
 from memsheet.formulas.replay.flat import FlatUnits
@@ -13,7 +14,6 @@ from memsheet.formulas.replay.order import StepContext
 from memsheet.formulas.replay.steps import script_of_steps
 from memsheet.formulas.replay.tape_logs import CASTS, GATHERS, REDUCES, Lifetimes
 from memsheet.plan.engine import Sharding
-from memsheet.plan.engine_registry import engine_of
 from small_stage import group, part, planned
 
 TOLD = StepContext(9)
@@ -75,19 +75,42 @@ def test_a_host_ahead_waits_for_the_first_of_two() -> None:
     assert len(units) == len(steady)  # as many come back as in a step before
 
 
-def test_without_prefetch_a_unit_is_gathered_when_the_one_behind_is_through() -> None:
-    plan = planned(4, engine="fsdp1")
-    run = FlatUnits(stage(), plan, Lifetimes.RECORDED, StepContext())
-    run.wrapping = replace(engine_of(plan).flat_wrapping, prefetches=False)
+GATHERED = [(48, True), (48, False)]
+"""A unit that is gathered and let go of before another is."""
+
+
+def gathers_of(how: StepContext = TOLD, steps: int = 1, **request: Any) -> list[tuple[int, bool]]:
+    """Sizes of what is gathered and let go of in the last of so many steps."""
+    run = FlatUnits(stage(), planned(4, engine="fsdp1", **request), Lifetimes.RECORDED, how)
     run.load()
-    begin = len(run.script.events)
-    run.step()
-    sizes = [
+    for _ in range(steps):
+        begin = len(run.script.events)
+        run.step()
+    return [
         (run.script.sizes[event if event >= 0 else ~event], event >= 0)
         for event in run.script.events[begin:]
         if run.script.streams[event if event >= 0 else ~event] == GATHERS
     ]
-    assert sizes == [(104, True), *[(48, True), (48, False)] * 4, (104, False)]
+
+
+@pytest.mark.parametrize("when", ["post", "none"])
+def test_units_that_are_not_gathered_ahead_are_there_one_at_a_time(when: str) -> None:
+    assert gathers_of(backward_prefetch=when) == [(104, True), *GATHERED * 4, (104, False)]
+
+
+def test_a_unit_is_gathered_while_the_one_before_runs_forward_where_that_is_asked_for() -> None:
+    """_pre_forward_unshard: the root's forward gathers the first layer's, and that the second's."""
+    ahead = [(104, True), (48, True), (48, True), (48, False), (48, False), *GATHERED * 2, (104, False)]
+    assert gathers_of(backward_prefetch="none", forward_prefetch=True) == ahead
+
+
+def test_a_host_that_waits_for_nothing_gives_back_what_a_whole_step_has_let_go_of() -> None:
+    """_unshard: without limit_all_gathers nothing waits for the device to be through with a unit."""
+    ahead = StepContext(9, host_ahead=True)
+    first, later = (gathers_of(ahead, steps, limit_all_gathers=False) for steps in (1, 3))
+    assert all(made for _, made in first)
+    assert sorted(size for size, made in later if made) == sorted(size for size, made in later if not made)
+    assert not all(made for _, made in gathers_of(ahead))
 
 
 def test_the_first_rank_steps_what_lies_in_its_part() -> None:

@@ -281,7 +281,7 @@ KNOWN = frozenset({
     "use_ray", "ray_run_name", "ray_num_workers", "resources_per_worker", "resources_per_worker.*", "heads_k_stride", "ring_attn_func",
     "fsdp_final_state_dict_type", "fp32_norm_classes", "fsdp_config", *(f"fsdp_config.{name}" for name in (
         "sync_module_states", "cpu_ram_efficient_loading", "cpu_offload_pin_memory", "use_orig_params", "state_dict_type",
-        "final_state_dict_type", "transformer_layer_cls_to_wrap", "min_num_params", "limit_all_gathers", "forward_prefetch", "backward_prefetch",
+        "final_state_dict_type", "transformer_layer_cls_to_wrap", "min_num_params",
     )),
     # what other keys have to switch on first, each of them told by name
     *(f"{group}.*" for group in GROUPS), "trl.*", "vllm.*", "dpo_use_weighting", "dpo_label_smoothing", "precompute_ref_log_probs",

@@ -7,6 +7,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.file_format import AUTO, Key, Values
+from memsheet.exchange.shared.flat_gathers import flat_gather_rows
 from memsheet.exchange.shared.trainers import (
     inline_deepspeed_values,
     inside_rows,
@@ -366,6 +367,7 @@ KEYS = (
     Key(at="fsdp", out=lambda _: None, back=_read_axolotl_engine, usual=False, source=f"{C}:1044"),
     Key(at=TOP_VERSION, out=lambda _: None, back=_read_fsdp_version, source=f"{C}:1052"),
     Key(at=f"{F}.fsdp_version", out=lambda _: None, back=_read_group_version, usual=1, source=f"{C}:1052; {S}/fsdp.py:15"),
+    *flat_gather_rows(f"{F}.", _flat_parameters, "axolotl 0.19.0 core/builders/base.py:694; transformers 5.23 training_args.py:2872-2884", engines=()),
     Key(at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3), back=_read_fsdp_reshard, usual=True, source=f"{S}/fsdp.py:75"),
     Key(at=f"{F}.offload_params", out=_of_fsdp(_offloads_all_states), back=_read_fsdp_offload, usual=False, source=f"{S}/fsdp.py:24"),
     Key(
