@@ -14,6 +14,8 @@ from functools import cached_property
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
+from memsheet.diagnose.columns import with_named_cells
+
 if TYPE_CHECKING:
     from memsheet.diagnose.named_cards import NamedCard
 
@@ -71,6 +73,11 @@ class Log:
         self.lines = tuple(lines)
         self.card: NamedCard | None = None
         self.speakers: Mapping[int, str] = speakers or {}
+
+    @cached_property
+    def named_lines(self) -> tuple[str, ...]:
+        """The lines, rows of tables with the name of each cell before its figure."""
+        return with_named_cells(self.lines)
 
     @cached_property
     def _parts(self) -> tuple[str, ...]:

@@ -60,7 +60,8 @@ class _Part(NamedTuple):
 
 def growing_series(log: Log, line: int) -> tuple[Series, ...]:
     """Every series of a log before a message, else behind it."""
-    before, behind = log.lines[max(0, line - MOST_LINES) : line], log.lines[line + 1 : line + 1 + MOST_LINES]
+    lines = log.named_lines
+    before, behind = lines[max(0, line - MOST_LINES) : line], lines[line + 1 : line + 1 + MOST_LINES]
     return tuple(dict.fromkeys((*_series_of_lines(before), *_series_of_lines(behind))))
 
 

@@ -141,7 +141,8 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
     filled = memory_summary.with_summary(first, log) if first.judge is None else None
     figures = read_figures(filled or first) if first.judge is None else None
     if figures is not None:
-        figures = _with_processes_of_table(figures, nvidia_smi.card_table(log), first.words.get("device", ""))
+        table = nvidia_smi.card_table(log) or _table_of_list(figures, nvidia_smi.listed_holders(log))
+        figures = _with_processes_of_table(figures, table, first.words.get("device", ""))
     facts = figure_facts(figures) if figures else _named_facts(first)
     speaker = own or _stand_in(first, messages) or first
     if speaker.judge is not None:
@@ -260,6 +261,19 @@ def _captured_graphs(figures: Figures, signs: Signs) -> bool:
     """
     pooled = figures.private_pools is not None and figures.private_pools.low > 0
     return signs.task == SERVING and not signs.phase and pooled and not colocated.shares_a_card(signs.text)
+
+
+def _table_of_list(figures: Figures, holders: tuple[nvidia_smi.Holder, ...]) -> nvidia_smi.Table | None:
+    """A list of processes that says no card, as one of the card that the message is of, where that holds all
+    of them.
+    """
+    whole, held = figures.capacity, sum_intervals(each.size for each in holders)
+    if whole is None or not holders or held.low > whole.high or len({each.card for each in holders}) > 1:
+        return None
+    return nvidia_smi.Table(
+        cards=((held, whole),), names={each.pid: each.name for each in holders},
+        processes=tuple((0, each.pid, each.size) for each in holders),
+    )  # fmt: skip
 
 
 def _with_processes_of_table(figures: Figures, table: nvidia_smi.Table | None, device: str) -> Figures:

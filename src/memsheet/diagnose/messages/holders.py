@@ -49,6 +49,7 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
         or shown_after_end(message, log)
         or _says_another_number(log, holders)
         or _holds_little_itself(log, holders)
+        or _run_other_scripts(log, holders)
     )
     named = card_of(log)
     for card in dict.fromkeys(each.card for each in holders):
@@ -79,6 +80,16 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
     return None
 
 
+def _run_other_scripts(log: Log, holders: tuple[Holder, ...]) -> bool:
+    """Whether every process that a table shows runs a script by its name, and none of them the
+    traceback's.
+    """
+    failed = {part for found in _SCRIPT.findall(log.text) for part in found if part}
+    listed = [set(_NAMED_SCRIPT.findall(each.name)) for each in holders]
+    return bool(failed and listed) and all(each and not each & failed for each in listed)
+
+
+_NAMED_SCRIPT = re.compile(r"(?<![\w.-])[\w-]{1,80}\.py\b")
 _OWN_NUMBER = re.compile(
     r"\b(?:new|this|failing|failed|crash(?:ed|ing|es)|script|job|run|training|program)\b[^\n.;]{0,20}?[ (](?:pid|PID|process)[ =:#]{1,3}(\d{2,10})\b"
     r"|\b(?:[Mm]y|[Oo]ur|[Mm]ine is|I am|I'm) (?:own )?(?:pid|PID|process(?: number| id)?)(?: is| was)?[ =:#]{1,3}(\d{2,10})\b"

@@ -32,7 +32,7 @@ class Table:
 def card_table(log: Log) -> Table | None:
     """The table in a text, where there is one."""
     if "NVIDIA-SMI" not in log.text:
-        return None
+        return _table_of_others(log)
     cards: list[tuple[Interval, Interval]] = []
     processes: list[tuple[int, int, Interval]] = []
     names: dict[int, str] = {}
@@ -46,6 +46,37 @@ def card_table(log: Log) -> Table | None:
     return Table(cards=tuple(cards), processes=tuple(processes), names=names) if cards else None
 
 
+_USED_OF_WHOLE = re.compile(
+    r"(?:^\[\d{1,3}\] [^|\n]{1,80}\|[^|\n]{0,40}\||\b(?:MEM|HBM|VRAM)\b[^\d\n]{0,20}|\d[CW] [^\n]{0,40}?)\s{0,4}(?P<used>\d{1,7}(?:\.\d{1,3})?)\s?(?P<unit>[GM]i?B?)?\s?/\s?(?P<whole>\d{1,7}(?:\.\d{1,3})?)\s?(?P<of>[GM]i?B?)\b"
+)  # fmt: skip
+"""What is used of a card and all that it has, as gpustat, nvtop and nvitop write it."""
+
+
+def _table_of_others(log: Log) -> Table | None:
+    """The same of the tables of other tools, where they list processes; without a card's number, of the only
+    one.
+    """
+    holders = listed_holders(log)
+    found = (_USED_OF_WHOLE.search(line) for line in log.lines) if holders else ()
+    cards = tuple(
+        (used, whole)
+        for each in found
+        if each
+        and (used := printed_bytes(each["used"], f"{(each['unit'] or each['of'])[0]}iB"))
+        and (whole := printed_bytes(each["whole"], f"{each['of'][0]}iB"))
+        and used.low <= whole.high
+    )
+    places = [(each.card if len(cards) > 1 else max(each.card, 0), each) for each in holders]
+    if not cards or any(not 0 <= place < len(cards) for place, _ in places):
+        return None
+    processes = tuple((place, each.pid, each.size) for place, each in places)
+    return Table(
+        cards=cards,
+        processes=processes,
+        names={each.pid: _short_name(each.name) for each in holders if each.name},
+    )
+
+
 _LISTED = re.compile(
     r"^\s{0,6}(?P<pid>\d{1,10}), (?P<name>[^,\n]{1,200}), (?P<size>\d{1,7}) (?P<unit>MiB)\s*$"
 )
@@ -53,10 +84,6 @@ _LISTED = re.compile(
 _OF_GPUSTAT = re.compile(r"^\[(?P<card>\d{1,3})\] [^|\n]{1,80}\|[^\n]{1,160}\|(?P<users>[^\n|]{1,400})$")
 _OF_USER = re.compile(r"(?P<name>[\w.:@+-]{1,80})/(?P<pid>\d{1,10})\((?P<size>\d{1,7})(?P<unit>M)\)")
 """A card of ``gpustat -cp`` (gpustat 1.1.1, core.py, GPUStat.print_to), and one of its processes."""
-_OF_ROCM = re.compile(
-    r"^(?P<pid>\d{2,10})\s+(?P<name>\S{1,80})\s+\d{1,2}\s+(?P<size>\d{7,15})\s+\d{1,15}\s+\S{1,12}$"
-)
-"""A process of ``rocm-smi --showpids``, its memory in bytes (python_smi_tools/rocm_smi.py, showPids)."""
 _HEADER = re.compile(r"^\s*(?:[a-z_]{2,30}(?: \[\w+\])?, ){1,12}[a-z_]{2,30}(?: \[\w+\])?\s*$")
 """The first line of a query's answer, which names its columns in any order (nvidia-smi
 --help-query-compute-apps).
@@ -100,6 +127,82 @@ def _rows_of_query(lines: Sequence[str]) -> Iterator[Holder | None]:
         yield _holder_of_row({"pid": row["pid"], "name": name, "size": number[0], "unit": unit}, NO_CARD)
 
 
+_NAMES = re.compile(r"\b(?:PID|[Pp]rocess ?[Ii][Dd])\b")
+_MEMORY_NAME = re.compile(
+    r"(?P<host>HOST|CPU|GTT|SHR|SYS)?[ _-]?(?:(?:GPU|VRAM|HBM|Process)[ _-]?)?(?:Mem(?:ory)?|VRAM)\b(?:[ _-]?(?:USED|Usage))?\s?[(\[]?(?P<unit>[KMG]i?B)?", re.IGNORECASE
+)  # fmt: skip
+_SIZE = re.compile(r"(?<![\w.])(?P<size>\d{1,7}(?:\.\d{1,3})?)\s?(?P<unit>[KMG]i?B?)(?![\w/])")
+_WHOLE_NUMBER = re.compile(r"(?<![\w.%/-])\d{1,15}(?![\w.%/])")
+_WORD = re.compile(r"[^\s|│]*[A-Za-z/][^\s|│]*")
+_KINDS = frozenset(("Compute", "Graphic", "C", "G", "C+G", "N/A", "-", "UNKNOWN", "MiB", "GiB", "MB", "GB"))
+"""What stands in a table of processes beside a program's name."""
+
+
+def _rows_under_names(lines: Sequence[str]) -> Iterator[Holder | None]:
+    """Rows of any tool's table whose line of names has a process's number and a memory of the card (nvtop,
+    nvitop, rocm-smi --showpids, amd-smi, npu-smi): its number is the first whole one where the table
+    begins with it, else the first of three digits or more; its memory the figure with a unit in that column's
+    order, else the first number behind it that is large enough for bytes, or the last of the row.
+    """
+    heads: list[re.Match[str]] = []
+    first = False
+    for line in lines:
+        names = list(_MEMORY_NAME.finditer(line)) if _NAMES.search(line) else []
+        if names and not _WHOLE_NUMBER.search(line):
+            heads, first = names, bool(re.match(r"[\s|│]*(?:PID|[Pp]rocess ?[Ii][Dd])\b", line))
+            continue
+        if heads and (row := _row_of_process(line, heads, 1 if first else 3)):
+            yield row
+
+
+def _row_of_process(line: str, heads: Sequence[re.Match[str]], digits: int) -> Holder | None:
+    if "," in line or _PROCESS.match(line) or _USED_OF_WHOLE.search(line):
+        return None
+    place = next((at for at, head in enumerate(heads) if not head["host"]), 0)
+    number = next((each for each in _WHOLE_NUMBER.finditer(line) if len(each.group()) >= digits), None)
+    if number is None:
+        return None
+    sizes = list(_SIZE.finditer(line, number.end()))
+    unit = heads[place]["unit"]
+    plain = [each.group() for each in _WHOLE_NUMBER.finditer(line, number.end())]
+    told = (
+        (sizes[place]["size"], f"{sizes[place]['unit'].rstrip('iB')}iB") if len(sizes) > place
+        else (plain[-1], unit) if plain and unit
+        else next(((each, "bytes") for each in plain if "VRAM" in heads[place].group() and len(each) > LEAST_DIGITS), None)
+    )  # fmt: skip
+    words = [each.group() for each in _WORD.finditer(_SIZE.sub(" ", line)) if "%" not in each.group()]
+    said = [each for each in words if each not in _KINDS]
+    begun = next((at for at, each in enumerate(said) if _PROGRAM.search(each)), 0)
+    name = " ".join(said[begun:])
+    return _holder_of_row({"pid": number.group(), "name": name, "size": told[0], "unit": told[1]}, NO_CARD) if told and words else None  # fmt: skip
+
+
+_PROGRAM = re.compile(r"/|python|\.(?:py|exe|sh)\b")
+LEAST_DIGITS = 6
+"""A whole number with more digits than these is one of bytes, where rocm-smi says no unit."""
+_SPOKEN = re.compile(
+    r"\b(?:pid|PID|[Pp]rocess(?: id)?)[\"']?\s?[=:#]?\s?(?P<pid>\d{2,10})\b(?P<name>[^\n]{1,80}?)(?<![\w.])(?P<size>\d{1,6}(?:\.\d{1,3})?)\s?(?P<unit>[MG]i?B)(?![\w/])"
+)  # fmt: skip
+_OF_ALLOCATOR = re.compile(r"memory in use|Tried to allocate|anon-rss|total-vm|\bRSS\b|resident|\bRAM\b|host|[Kk]illed|\bcpu\b|virt", re.IGNORECASE)  # fmt: skip
+
+
+def _spoken_holders(lines: Sequence[str]) -> Iterator[Holder | None]:
+    """A process by its number and what it holds, in one line of anybody's words."""
+    for line in lines:
+        if len(line) > LONGEST or _OF_ALLOCATOR.search(line):
+            continue
+        for found in _SPOKEN.finditer(line):
+            if not _PID_BESIDE.search(found["name"]):
+                quoted = _QUOTED.search(found["name"])
+                name = quoted[1] if quoted else found["name"].strip(" ,:;(){}=-\"'")
+                yield _holder_of_row({**found.groupdict(), "name": name}, NO_CARD)
+
+
+LONGEST = 400
+_QUOTED = re.compile(r":\s?[\"']([^\"'\n]{2,80})[\"']")
+_PID_BESIDE = re.compile(r"\bpid\b|\d\s?[KMG]i?B|free|total|capacity|allocat", re.IGNORECASE)
+
+
 def _holders_of_lines(lines: Sequence[str]) -> Iterator[Holder | None]:
     for line in lines:
         if found := _PROCESS.match(line):
@@ -108,14 +211,14 @@ def _holders_of_lines(lines: Sequence[str]) -> Iterator[Holder | None]:
             )
         elif found := _LISTED.match(line):
             yield _holder_of_row(found.groupdict(), NO_CARD)
-        elif found := _OF_ROCM.match(line):
-            yield _holder_of_row({**found.groupdict(), "unit": "bytes"}, NO_CARD)
         elif found := _OF_GPUSTAT.match(line):
             yield from (
                 _holder_of_row(each.groupdict(), int(found["card"]))
                 for each in _OF_USER.finditer(found["users"])
             )
     yield from _rows_of_query(lines)
+    yield from _rows_under_names(lines)
+    yield from _spoken_holders(lines)
 
 
 def listed_holders(log: Log) -> tuple[Holder, ...]:

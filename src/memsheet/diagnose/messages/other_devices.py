@@ -20,7 +20,7 @@ SIGNS = (
     b"Cannot allocate", b"isn't enough and alloc failed", b"Insufficient GPU memory", b"Maximum pool size exceeded",
     b"bad_alloc: out_of_memory", b"Requested memory:", b"Out of GPU memory", b"GPU video memory", b"OUT_OF_DEVICE_MEMORY",
     b"207001", b"Invalid buffer size", b"total bytes of NDArray", b"CUDA failed with error", b"OUT_OF_HOST_MEMORY", b"DriverError(CUDA", b"results in CUDA_ERROR", b"cuMemAlloc failed", b"OBJECT_ALLOCATION_FAILURE",
-    b"Out of memory on device", b"NvMapMemAlloc", b"EL0004", b"command submission", b"8007000E", b"DEVICE_OUT_OF_MEMORY", b"PT_DEVMEM", b"DEVICE memory:", b"NEURON CORE memory", b"ErrorOutOfMemory", b"maximum allowed buffer size", b"is out of GPU memory",
+    b"Out of memory on device", b"NvMapMemAlloc", b"EL0004", b"command submission", b"8007000E", b"DEVICE_OUT_OF_MEMORY", b"PT_DEVMEM", b"DEVICE memory:", b"NEURON CORE memory", b"ErrorOutOfMemory", b"maximum allowed buffer size", b"is out of GPU memory", b"Bytes of memory on device",
 )  # fmt: skip
 
 
@@ -121,6 +121,7 @@ FORMS = (
     Form("CUDA.jl", re.compile(rf"OutofGPUmemorytryingtoallocate{sized_pattern('asked')}(?:EffectiveGPUmemoryusage:[\d.]{{1,8}}%\([\d.]{{1,10}}[KMGT]?i?B/{sized_pattern('capacity')}\)(?:Memorypoolusage:{sized_pattern('allocated')})?)?"), _refused_by_julia),
     Form("DirectML", re.compile(rf"Couldnotallocatetensorwith(?P<asked>{NUMBER})bytes\.ThereisnotenoughGPUvideomemory"), _refused, _BYTES),
     Form("SYCL", re.compile(r"(?:UR|PI|ZE)_(?:RESULT_)?ERROR_OUT_OF_DEVICE_MEMORY"), _refused),
+    Form("SYCL", re.compile(rf"ggml_backend_sycl_buffer_type_alloc_buffer:can'tallocate(?P<asked>{NUMBER})Bytesofmemoryondevice"), _refused, _BYTES),
     Form("SYCL", re.compile(r"(?:UR|PI|ZE)_(?:RESULT_)?ERROR_OUT_OF_HOST_MEMORY"), _refused_host),
     Form("OpenCL", re.compile(r"CL_MEM_OBJECT_ALLOCATION_FAILURE"), _refused),
     Form("driver", re.compile(r"DriverError\(CUDA_ERROR_OUT_OF_MEMORY|Callto\w{1,40}resultsinCUDA_ERROR_OUT_OF_MEMORY|cuMemAlloc\w{0,12}failed:outofmemory"), _refused),

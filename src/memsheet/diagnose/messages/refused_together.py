@@ -41,6 +41,8 @@ _TOGETHER = tuple(
         rf"{_WHAT} (?:(?:is|are) )?{_NOT} (?:together )?(?:with|for|when|in combination with) {_OTHER}",
         rf"{_WHAT} (?:cannot|can not|can't|must not) be (?:used|enabled|combined|set)(?: together| simultaneously| at the same time)? (?:with|when|for) {_OTHER}",
         rf"{_WHAT} (?:does not|do not|doesn't|don't) (?:yet |currently )?(?:support|work with) {_OTHER}",
+        rf"{_WHAT} (?:only|currently only|only currently) (?:supports?|accepts?|handles?|works? with) {_OTHER}",
+        rf"(?:cannot|can not|can't|unable to) (?:use|enable|combine|run|set) {_WHAT} (?:together with|with|when|while|and|on|for) {_OTHER}",
         rf"{_WHAT} (?:is|are) not valid for (?P<other>this configuration)",
         rf"{_WHAT}(?: ?[(=] ?\d{{1,9}}\)?)? (?:(?:is|are) not (?:evenly )?divisible by|(?:must|should) be (?:evenly )?divisible by|(?:must|should) (?:evenly )?divide|is not a multiple of|must be a multiple of) (?P<other>[\w .=()-]{{1,60}}?)(?=[.;:,\"]|$)",
     )

@@ -53,7 +53,6 @@ _ROW = re.compile(
     re.IGNORECASE,
 )  # fmt: skip
 """A numbered step and a figure, and nothing else."""
-_UNIT_IN_HEAD = re.compile(r"[(\[ ,_]([GM]i?B)\b", re.IGNORECASE)
 _PEAK = re.compile(
     rf"{_COUNTS}.{{1,200}}?(?<![A-Za-z])(?:max[ _])?(?:gpu[ _]|cuda[ _])?mem(?:ory)?{_SIZE}",
     re.IGNORECASE,
@@ -65,8 +64,8 @@ _USED = re.compile(
 )  # fmt: skip
 _TOKENS = re.compile(
     r"(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,200}?"
-    r"(?<![A-Za-z])(?:num_)?(?:tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[_ ]?len(?:gth)?|len(?:gth)?|(?:seq|tokens?)[_ ]?max|max[_ ]?(?:seq|tokens?))"
-    r"(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s|(?<=max)\s{1,3}|(?<=max_seq)\s{1,3})(\d[\d,]{1,9})(?![\d/])"
+    r"(?<![A-Za-z])(?:num_)?(?:tokens? in (?:the |this )?batch|tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[_ ]?len(?:gth)?|len(?:gth)?|(?:seq|tokens?)[_ ]?max|max[_ ]?(?:seq|tokens?))"
+    r"(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s|(?<=max)\s{1,3}|(?<=max_seq)\s{1,3}|(?<=tokens)\s{1,3}|(?<=in batch)\s{1,3}|(?<=this batch)\s{1,3})(\d[\d,]{1,9})(?![\d/])"
     r"|(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,60}?\b(?:padded to|shape|size)[\"']?\s{0,3}[:=]?\s{0,3}(?:torch\.Size\()?[(\[]\d{1,5},\s{0,2}(\d{2,9})[)\]]",
     re.IGNORECASE,
 )  # fmt: skip
@@ -121,7 +120,7 @@ _PAIR = re.compile(
 
 def _pairs_of_sentences(log: Log) -> Iterator[tuple[Interval, ...]]:
     """Figures that one line says of several counts, each larger than the one before it, and of no peak."""
-    for line in log.lines:
+    for line in log.named_lines:
         several = line.upper().count("B") > ENOUGH and not _PEAKS.search(line)
         found = list(_PAIR.finditer(line)) if several else []
         counts = [int(each["count"].replace(",", "")) for each in found]
@@ -129,36 +128,14 @@ def _pairs_of_sentences(log: Log) -> Iterator[tuple[Interval, ...]]:
             yield tuple(size for each in found if (size := printed_bytes(each["size"], each["unit"])))
 
 
-def _rows_of_table(lines: Sequence[str], columns: int) -> Iterator[list[str]]:
-    """Cells of a table's rows, until a line that has other columns."""
-    for line in lines:
-        cells = [each.strip() for each in line.split("|")]
-        if len(cells) != columns:
-            return
-        yield cells
-
-
-def _columns_of_tables(log: Log) -> Iterator[tuple[Interval, ...]]:
-    """A column of a table whose first one counts, under a heading that says that it is what is allocated."""
-    for place, line in enumerate(log.lines):
-        heads = [each.strip() for each in line.split("|")] if "lloc" in line else [""]
-        column = next((n for n, head in enumerate(heads) if "lloc" in head and not _PEAKS.search(head)), 0)
-        unit = _UNIT_IN_HEAD.search(heads[column])
-        if not column or not unit or not _OF_COUNTS.search(heads[0]):
-            continue
-        rows = _rows_of_table(log.lines[place + 1 :], len(heads))
-        figures = (row[column] for row in rows if row[0].isdigit())
-        yield tuple(size for each in figures if (size := printed_bytes(each.replace(",", ""), unit[1])))
-
-
 def allocated_growth(log: Log) -> tuple[Interval, ...]:
     """What a script's own lines say is allocated from step to step, where it only grew."""
-    lines = [_PEAKS.sub("peak", line) for line in log.lines if "lloc" in line]
+    lines = [_PEAKS.sub("peak", line) for line in log.named_lines if "lloc" in line]
     sized = [line for line in lines if _ALLOCATED.search(line)]
     sizes = _sizes_in(sized, _ALLOCATED)
     counted = (_COUNTED.search(line) for line in lines)
     exact = [Interval(int(said["size"]), int(said["size"])) for said in counted if said]
-    told = itertools.chain(_lists_of_sizes(log), _columns_of_tables(log), _pairs_of_sentences(log))
+    told = itertools.chain(_lists_of_sizes(log), _pairs_of_sentences(log))
     listed = (steady_growth(list(sizes)) for sizes in told)
     grown = steady_growth(sizes, sized) or steady_growth(exact) or _growth_across_gaps(log)
     return grown or next((each for each in listed if each), ())
@@ -170,10 +147,10 @@ _LEFT_OUT = re.compile(r"\W{0,4}(?:\.{2,}|…|snip|cut\b|omitted)[^\n]{0,60}$", 
 
 def _growth_across_gaps(log: Log) -> tuple[Interval, ...]:
     """The same of lines between which others are left out: steady up to there, and larger behind."""
-    if not any(_LEFT_OUT.match(line) for line in log.lines):
+    if not any(_LEFT_OUT.match(line) for line in log.named_lines):
         return ()
     runs: list[list[str]] = [[]]
-    for line in (_PEAKS.sub("peak", each) for each in log.lines):
+    for line in (_PEAKS.sub("peak", each) for each in log.named_lines):
         if _LEFT_OUT.match(line):
             runs.append([])
         elif "lloc" in line and _ALLOCATED.search(line):
@@ -195,10 +172,14 @@ def _sizes_in(lines: Iterable[str], pattern: re.Pattern[str]) -> list[Interval]:
 
 def _lists_of_sizes(log: Log) -> Iterator[tuple[Interval, ...]]:
     """What stands line by line behind a heading that says that it is allocated, of numbered steps."""
-    for place, line in enumerate(log.lines):
+    for place, line in enumerate(log.named_lines):
         if "lloc" not in line or not (heading := _HEADING.search(_PEAKS.sub("peak", line))):
             continue
-        behind = (log.lines[number] for number in range(place + 1, len(log.lines)) if log.lines[number])
+        behind = (
+            log.named_lines[number]
+            for number in range(place + 1, len(log.named_lines))
+            if log.named_lines[number]
+        )
         rows = itertools.takewhile(bool, (_ROW.fullmatch(each) for each in behind))
         told = bool(_OF_COUNTS.search(line))
         numbered = (row for row in rows if row and (told or row["counts"]))
@@ -208,7 +189,7 @@ def _lists_of_sizes(log: Log) -> Iterator[tuple[Interval, ...]]:
 
 def peak_growth(log: Log) -> tuple[Interval, ...]:
     """The most that was held, as a script's lines of steps have it, where it only grew."""
-    return steady_growth(_sizes_in((line for line in log.lines if "mem" in line), _PEAK))
+    return steady_growth(_sizes_in((line for line in log.named_lines if "mem" in line), _PEAK))
 
 
 LEVEL = (50, 51)
@@ -217,9 +198,9 @@ LEVEL = (50, 51)
 
 def stays_level(log: Log) -> bool:
     """Whether a script's lines say of several steps what was held, and it did not grow."""
-    sizes = _sizes_in((line for line in log.lines if "mem" in line or "lloc" in line), _PEAK) or _sizes_in(
-        (line for line in log.lines if "lloc" in line), _ALLOCATED
-    )
+    sizes = _sizes_in(
+        (line for line in log.named_lines if "mem" in line or "lloc" in line), _PEAK
+    ) or _sizes_in((line for line in log.named_lines if "lloc" in line), _ALLOCATED)
     return len(sizes) > ENOUGH and sizes[-1].middle * LEVEL[0] <= sizes[1].middle * LEVEL[1]
 
 
@@ -227,13 +208,13 @@ def used_growth(log: Log) -> tuple[Interval, ...]:
     """What of the card a script's own lines say is used from step to step, where it only grew: what is kept
     without tensors counts in.
     """
-    lines = (_PEAKS.sub("peak", line) for line in log.lines if "us" in line or "US" in line)
+    lines = (_PEAKS.sub("peak", line) for line in log.named_lines if "us" in line or "US" in line)
     return steady_growth(_sizes_in(lines, _USED))
 
 
 def reserved_growth(log: Log) -> tuple[Interval, ...]:
     """What was reserved from step to step, where it only grew: tensors', unless it is kept without them."""
-    found = (_RESERVED.search(line) for line in log.lines if "memory:" in line)
+    found = (_RESERVED.search(line) for line in log.named_lines if "memory:" in line)
     return steady_growth([size for said in found if said and (size := printed_bytes(said["size"], "GiB"))])
 
 
@@ -241,7 +222,7 @@ def outsized_step(log: Log, line: int) -> tuple[int, int] | None:
     """Tokens of the last step that a log names before a message, and the most of those before it, where that
     one is far larger than all of them.
     """
-    found = (_TOKENS.search(each) for each in log.lines[: line + 1])
+    found = (_TOKENS.search(each) for each in log.named_lines[: line + 1])
     sizes = [int((said[1] or said[2]).replace(",", "")) for said in found if said]
     most = max(sizes[:-1], default=0)
     fewest = FEWEST - (len(set(sizes[:-1])) == 1)  # alike ones are a custom earlier

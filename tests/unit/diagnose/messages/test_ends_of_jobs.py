@@ -56,6 +56,10 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("ffmpeg", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
     ),
     "not_gpu_memory": (
+        ("ggml host", "ggml_aligned_malloc: insufficient memory (attempted to allocate 40960.00 MB)\nggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 42949672960"),
+        ("ggml host alone", "ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 42949672960"),
+        ("slurm figures", "slurmstepd: error: Job 123 exceeded memory limit (98304000 > 67108864), being killed"),
+        ("k8s shm", 'The pod was evicted: Usage of EmptyDir volume "dshm" exceeds the limit "8Gi".'),
         ("a driver's line before the allocator's", "NvMapMemAllocInternalTagged: 1075072515 error 12\nRuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 29.82 GiB of which 3.10 GiB is free. Of the allocated memory 12.00 GiB is allocated by PyTorch, and 120.00 MiB is reserved by PyTorch but unallocated."),
         ("exits with 137", "the container exits with code 137 a few seconds after 'Loading model weights'"),
         ("killed behind a bar", "Loading checkpoint shards:  33%|###3      | 5/15 [01:02<02:05, 12.5s/it]Killed"),

@@ -31,6 +31,11 @@ LISTS = {
     "a query without a header": "4711, python3 serve.py, 20480 MiB",
     "gpustat": "[0] NVIDIA A100-SXM4-80GB | 45'C,   0 % | 21000 / 81920 MB | ana:python3/4711(20480M)",
     "rocm-smi": "PID     PROCESS NAME    GPU(s)  VRAM USED       SDMA USED    CU OCCUPANCY\n4711    python3         1       21474836480     0            UNKNOWN",
+    "nvtop": "PID  USER DEV    TYPE  GPU        GPU MEM    CPU  HOST MEM Command\n4711 ana 0 Compute  98%  20480MiB  94%   100%   3210MiB /srv/x/bin/python3 serve.py",
+    "nvitop": "│ GPU     PID      USER  GPU-MEM %SM  %CPU  %MEM      TIME  COMMAND │\n│   0    4711 C   ana  20.00GiB  99 101.2   3.1  2:11:01  /srv/x/bin/python3 -m serve │",
+    "npu-smi": "| NPU     Chip   | Process id    | Process name   | Process memory(MB)  |\n+=====+=====+\n| 0       0      | 4711          | python3        | 20480               |",
+    "JSON": '{"pid": 4711, "cmd": "python3 serve.py", "used_gpu_memory": "20480 MiB"}',
+    "anybody's words": "the card is used by pid 4711 (python3 serve.py): 20480 MiB",
 }  # fmt: skip
 
 
@@ -49,7 +54,7 @@ def test_who_holds_a_card_is_named_where_a_change_is_to_look_for_it(text: str, m
 
 
 @pytest.mark.parametrize("text", [
-    "step, loss, pid\n1, 2.0, 4711", "epoch, name, 20 MiB", "pid, process_name, used_gpu_memory [MiB]\n", "[0] NVIDIA A100 | idle",
+    "step, loss, pid\n1, 2.0, 4711", "Process 4711 has 3.00 GiB memory in use.", "Killed process 4711 (python3) total-vm:1kB, anon-rss:20480 MB", "device 0 [RTX 3090] MEM 23.7Gi/24.0Gi", "epoch, name, 20 MiB", "pid, process_name, used_gpu_memory [MiB]\n", "[0] NVIDIA A100 | idle",
 ])  # fmt: skip
 def test_a_table_of_something_else_lists_nobody(text: str) -> None:
     assert not listed_holders(cleaned_log([text], ()))
@@ -90,3 +95,27 @@ def test_of_a_card_that_nobody_knows_those_that_are_listed_hold_it(held: int, ca
 def test_who_holds_next_to_nothing_itself_lacks_what_others_hold(said: str, cause: Cause) -> None:
     held = "[0] NVIDIA A40 | 60'C,  99 % | 45100 / 46068 MB | li:python/4711(44870M) me:python/902(210M)"
     assert found_in("RuntimeError: CUDA error: out of memory", "one A40", held, said).cause is cause
+
+
+NEAR_FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 96.00 MiB (GPU 0; 23.69 GiB total capacity; 1.02 GiB already allocated; 60.44 MiB free; 1.10 GiB reserved in total by PyTorch)"  # fmt: skip
+BARE = 'File "/home/me/infer.py", line 12, in <module>\nRuntimeError: CUDA error: out of memory\n'
+
+
+@pytest.mark.parametrize("text", LISTS.values(), ids=LISTS)
+def test_a_process_of_any_list_is_the_neighbour_of_an_allocator(text: str) -> None:
+    """What it holds explains what the message names nobody for."""
+    found = found_in(NEAR_FULL, text.replace("81920", "24258"))
+    assert found.cause is Cause.OTHER_PROCESS
+    assert "4711" in " ".join((found.because, *(cure.change for cure in found.cures)))
+
+
+@pytest.mark.parametrize(("script", "cause"), [
+    ("train_unet.py", Cause.OTHER_PROCESS), ("infer.py", Cause.UNKNOWN), ("", Cause.UNKNOWN),
+])  # fmt: skip
+def test_a_full_card_that_another_script_holds_is_that_ones(script: str, cause: Cause) -> None:
+    table = (
+        "PID  USER DEV    TYPE  GPU        GPU MEM    CPU  HOST MEM Command\n"
+        f"29117 ana 0 Compute 98% 23120MiB 94% 100% 3210MiB python {script} --bs 8\n"
+        "device 0 [RTX 3090] MEM 23.7Gi/24.0Gi"
+    )
+    assert found_in(BARE, table).cause is cause

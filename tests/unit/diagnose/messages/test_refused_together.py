@@ -30,6 +30,8 @@ TOGETHER = {
     "ranks and heads": ("AssertionError: tensor parallel size (6) must evenly divide num_key_value_heads 8", "num_key_value_heads"),
     "a rank's part": ("ValueError: Weight input_size_per_partition = 10944 is not divisible by min_thread_k = 128. Consider reducing it.", "min_thread_k"),
     "a multiple": ("RuntimeError: max_num_batched_tokens must be a multiple of block_size", "block_size"),
+    "the most of a size": ("RuntimeError: FlashAttention forward only supports head dimension at most 256", "head dimension"),
+    "the other way round": ("ValueError: Cannot use FlashInfer backend with fp8 kv cache on SM 7.5", "fp8 kv cache"),
     "a backend": ("ValueError: Selected backend TRITON_MLA is not valid for this configuration. Reason: ['block_size not supported']", "TRITON_MLA"),
 }  # fmt: skip
 
