@@ -140,7 +140,9 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Fi
                 and _has_needed_keys(form, found)
             ):
                 tree, remarks = _with_own_defaults(name, text, found)
-                known = read_format_values(form, dict(flatten_tree(tree, whole=form.whole)))
+                values = dict(flatten_tree(tree, whole=form.whole))
+                told = form.named(name, values) if form.named else {}
+                known = read_format_values(form, {**values, **told})
                 return _resolve_release(form, text, replace(known, assumed=(*known.assumed, *remarks)))
     why = data_of("json" if name.endswith(".json") else "yaml")
     if name.endswith(".toml"):
