@@ -29,6 +29,7 @@ with late_functions(__name__):
     from memsheet.exchange.shared.script_settings import script_settings
     from memsheet.exchange.shared.template_places import with_open_places
     from memsheet.exchange.shared.tracked_runs import tracked_values
+    from memsheet.exchange.shared.trainer_script import trains_nothing
     from memsheet.guard.toml import parse_toml
 
 MARK = "{{"
@@ -156,6 +157,8 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Fi
     told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
     large = next((str(one) for one in (*refused, *held.values()) if isinstance(one, TooMuchError)), "")
     reason = str(why).splitlines()[0] if told else large
+    if not reason and name.endswith(".py") and trains_nothing(text):
+        reason = "it makes no trainer and runs no backward pass, so nothing trains in it by itself"
     raise input_error(
         "file",
         name,
