@@ -29,6 +29,7 @@ with late_functions(__name__):
     from memsheet.exchange.shared.script_settings import script_settings
     from memsheet.exchange.shared.template_places import with_open_places
     from memsheet.exchange.shared.tracked_runs import tracked_values
+    from memsheet.exchange.shared.trainer_script import trains_nothing
     from memsheet.guard.toml import parse_toml
 
 MARK = "{{"
@@ -140,7 +141,9 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Fi
                 and _has_needed_keys(form, found)
             ):
                 tree, remarks = _with_own_defaults(name, text, found)
-                known = read_format_values(form, dict(flatten_tree(tree, whole=form.whole)))
+                values = dict(flatten_tree(tree, whole=form.whole))
+                told = form.named(name, values) if form.named else {}
+                known = read_format_values(form, {**values, **told})
                 return _resolve_release(form, text, replace(known, assumed=(*known.assumed, *remarks)))
     why = data_of("json" if name.endswith(".json") else "yaml")
     if name.endswith(".toml"):
@@ -154,6 +157,8 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Fi
     told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
     large = next((str(one) for one in (*refused, *held.values()) if isinstance(one, TooMuchError)), "")
     reason = str(why).splitlines()[0] if told else large
+    if not reason and name.endswith(".py") and trains_nothing(text):
+        reason = "it makes no trainer and runs no backward pass, so nothing trains in it by itself"
     raise input_error(
         "file",
         name,

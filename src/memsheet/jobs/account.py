@@ -13,6 +13,7 @@ from memsheet.arith import maximum
 from memsheet.errors import InputError
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass, field, replace
+from memsheet.jobs.emptied import with_emptied_loads
 from memsheet.jobs.forward import forward_items, generation_items
 from memsheet.jobs.logits import logits_item, step_items
 from memsheet.jobs.resident import OF_PROCESS, host_bytes, resident_items
@@ -85,9 +86,12 @@ def _card_sheet(accounted: _Accounted, stages: Stages, cards: list[int]) -> Shee
     rows: dict[tuple[Component, str], Item] = {}
     order: list[Instant] = []
     host = 0
-    for phase in accounted.job.phases:
-        if phase.active not in (None, *stages) and not _is_anyone_there(phase, roles):
-            continue
+    phases = [
+        phase
+        for phase in accounted.job.phases
+        if phase.active in (None, *stages) or _is_anyone_there(phase, roles)
+    ]
+    for phase in phases:
         parts = {role.name: _role_items(accounted, phase, role, stages[role.name]) for role in roles}
         steps = _instants_of(parts.get(phase.active or "", ()))
         order += [step.of_phase(phase.name) for step in steps]
@@ -106,7 +110,7 @@ def _card_sheet(accounted: _Accounted, stages: Stages, cards: list[int]) -> Shee
         rank=cards[0],
         stage=max(stages.values()),
         same_as=tuple(cards[1:]),
-        items=tuple(rows.values()),
+        items=with_emptied_loads(rows.values(), phases, roles, accounted.job.cluster),
         host_bytes=host + sum(sheet.host_bytes for sheet in own),
         notes=tuple(dict.fromkeys(note for sheet in own for note in sheet.notes)),
         phased=tuple(order),

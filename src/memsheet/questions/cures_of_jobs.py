@@ -135,7 +135,8 @@ def _accounted_cures(answer: Answer, where: Mapping[str, Any], row_ranks: int) -
     before = int(worst.device.value)
     name = str(document.get("name"))
     words = {**PLAIN, **words_of_cures(name)}
-    phases = tuple(dict.fromkeys((fullest_instant(worst).phase, highest_instant(answer).phase)))
+    widest = max(answer.sheets, key=lambda sheet: sheet.device.high)
+    phases = tuple(dict.fromkeys((fullest_instant(worst).phase, highest_instant(widest).phase)))
     for phase in phases:
         yield from _smaller_passes(document, phase, before, where, row_ranks)
     phase = phases[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from memsheet.exchange.formats.verl.losses import ROLES
 from memsheet.exchange.formats.verl.strategies import RELEASE, foreign_engine, sequence_ranks
 from memsheet.exchange.shared.colocated_server import SHARE
 from memsheet.exchange.shared.file_format import UNSET, FileReading
+from memsheet.exchange.shared.method_names import NAMED
 from memsheet.exchange.shared.script_places import (
     COLOCATED,
     COPY,
@@ -68,7 +68,6 @@ from memsheet.jobs.templates.verl import (
     words_of_pictures,
     words_of_unknown_sizes,
 )
-from memsheet.patterns import late_pattern
 from memsheet.plan.document import model_reference, plan_document
 from memsheet.plan.model import Attention
 from memsheet.plan.workload import Training
@@ -140,17 +139,15 @@ def _sizes_of(answer: Answer) -> Sizes:
 def _job_of_recipe(read: FileReading, answer: Answer, ask: Mapping[str, Any]) -> JobDraft | None:
     """Of TRL's YAML or flags."""
     made = _job_of_method(read, str(dict(read.unmodelled)[METHOD]), read.values, answer, ask)
+    if made is not None and (named := read.values.get(NAMED)):
+        notes = (*made.document.get("notes", ()), f"it trains by {named}, as the file's name says")
+        return made._replace(document={**made.document, "notes": list(notes)})
     if made is None or not is_guessed_method(read.values):
         return made
-    if BY_NAME.search(str(ask.get("file", ""))):
-        notes = (*made.document.get("notes", ()), "it trains by DPO, as the file's name says")
-        return made._replace(document={**made.document, "notes": list(notes)})
     over = (*made.over_words, MAY_BE_ANOTHER)
     return made._replace(over_words=over, elsewhere=(*made.elsewhere, "reference"))
 
 
-BY_NAME = late_pattern(r"(?:^|[^a-z])dpo(?:[^a-z][^/]*)?$", re.IGNORECASE)
-"""A file's name that says the method, which its keys leave open (``dpo.yaml``, ``qwen_dpo_7b.yml``)."""
 MAY_BE_ANOTHER = (
     "which method trains is not said: counted as DPO, by a key that ORPO and CPO have as well, which have no "
     "reference"

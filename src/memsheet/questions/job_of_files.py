@@ -222,7 +222,7 @@ def job_of_files(
         return None
     name, read = found
     key, make = MAKERS[read.form.name]
-    made = make(read, answer, {**ask, "file": name})
+    made = make(read, answer, ask)
     if made is None:
         return None
     released = with_server_releases(made.document, ask.get("servers") or {})

@@ -89,7 +89,7 @@ def keep_document(kind: str, name: str, document: Mapping[str, Any], *, most: in
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False, encoding="utf-8") as file:
-            json.dump(document, file, separators=(",", ":"))
+            file.write(json.dumps(document, separators=(",", ":")))  # json.dump has no encoder in C
         Path(file.name).replace(folder / f"{name}.json")
         if most is not None:
             kept = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)

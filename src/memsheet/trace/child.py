@@ -36,7 +36,7 @@ def main() -> NoReturn:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     limit_process_memory(request["memory_bytes"])
-    json.dump(_answer_request(request), answer)
+    answer.write(json.dumps(_answer_request(request)))
     answer.close()
     sys.stderr.flush()
     os._exit(0)  # threads that the traced code left behind are not waited for

@@ -208,7 +208,7 @@ def _answer_and_leave(
     except BaseException as error:  # noqa: BLE001 - it is the answer, and a copy that went on would be a second notebook
         document = explain(error)
     with os.fdopen(write, "w", encoding="utf-8") as pipe:
-        json.dump(document, pipe)
+        pipe.write(json.dumps(document))
     os._exit(0)
 
 

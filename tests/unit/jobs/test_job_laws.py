@@ -14,7 +14,7 @@ import memsheet
 from memsheet.errors import InputError
 from memsheet.questions.job import answer_job
 from memsheet.readers.sheet_json import sheets_within
-from memsheet.sheet import Component, Instant
+from memsheet.sheet import Bytes, Component, Instant
 
 MODEL = "llama-tiny"
 ACTOR = {"task": "train", "engine": "fsdp2", "zero": 3, "seq_len": 512, "microbatch": 2, "recompute": {"mode": "full"}, "loss": "fused"}  # fmt: skip
@@ -317,3 +317,29 @@ def test_a_server_that_rests_has_a_range_in_order() -> None:
     for when in sheet.instants:
         held = [item.at[when] for item in sheet.items if when in item.at and when.phase == "update_actor"]
         assert all(size.low <= size.value <= size.high for size in held)
+
+
+def slack_at_load(job: Mapping[str, Any]) -> Bytes:
+    """What the actor's allocator keeps beside its tensors where its step begins."""
+    when = Instant.LOAD.of_phase("update_actor")
+    sheet = memsheet.job(job).sheets[0]
+    rows = [item for item in sheet.items if item.component is Component.ALLOCATOR_SLACK]
+    return next(item.at[when] for item in rows if item.path.startswith("actor/"))
+
+
+def test_a_step_begins_with_no_cache_that_was_emptied_for_another_process() -> None:
+    """A server works between two steps: the trainer has given back what its step had kept by then."""
+    update = JOB["phases"][2]
+    kept, emptied = slack_at_load(changed(phases=[update])), slack_at_load(JOB)
+    assert emptied.low == 0
+    assert emptied.value <= emptied.high < kept.value
+    said = {**JOB["roles"], "actor": {**JOB["roles"]["actor"], "keeps_cache": True}}
+    assert slack_at_load(changed(roles=said)) == kept
+
+
+def test_a_step_begins_with_what_passes_since_have_left() -> None:
+    """No more than the widest of them has reserved."""
+    gen, ref, update = JOB["phases"]
+    without = slack_at_load(changed(phases=[gen, update]))
+    wider = {**ref, "logits": {"tokens": 65536, "bytes": [6, 6, 6]}}
+    assert slack_at_load(changed(phases=[gen, wider, update])).value > without.value == 0

@@ -16,6 +16,7 @@ from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
 from memsheet.exchange.shared.gathered_outputs import gathered_moves
 from memsheet.exchange.shared.keys_of_methods import OF_OTHER_METHODS
 from memsheet.exchange.shared.launched_script import PROGRAM
+from memsheet.exchange.shared.method_names import FINE_TUNING, NAMED, method_in_name
 from memsheet.exchange.shared.older_keys import (
     LIGER_LOSS,
     OlderKey,
@@ -113,8 +114,14 @@ GENERATE = (
 
 def _trl_method(values: Values) -> str:
     script = str(values.get(PROGRAM, "")).removesuffix(".py").partition("_")[0]
-    return OF_SCRIPTS.get(script) or next(
-        (name for name, own in OTHERS.items() if any(values.get(at) is not None for at in own)), SUPERVISED
+    known = OF_SCRIPTS.get(script) or (values.get(NAMED) if script != FINE_TUNING else None)
+    return (
+        str(known)
+        if known
+        else next(
+            (name for name, own in OTHERS.items() if any(values.get(at) is not None for at in own)),
+            SUPERVISED,
+        )
     )
 
 
@@ -125,8 +132,21 @@ SHARED_KEYS = ("beta", "max_prompt_length")
 def is_guessed_method(values: Values) -> bool:
     """Whether a file is taken for DPO's by keys alone that methods without a reference have as well."""
     own = (at for at in OTHERS["DPO"] if at not in SHARED_KEYS)
-    said = values.get(PROGRAM) is not None or any(values.get(at) is not None for at in own)
+    said = any(values.get(at) is not None for at in (PROGRAM, NAMED, *own))
     return _trl_method(values) == "DPO" and not said
+
+
+OF_SFT_ALONE = frozenset({
+    "dataset_text_field", "eos_token", "shuffle_dataset", "packing", "packing_strategy", "eval_packing", "completion_only_loss", "assistant_only_loss",
+})  # fmt: skip
+"""Keys of supervised fine-tuning that no other method has (trainer/sft_config.py)."""
+
+
+def method_of_name(file: str, values: Values) -> Mapping[str, Any]:
+    """What a recipe's name says of its method, where no script is given it and its keys leave that open."""
+    is_open = _trl_method(values) == SUPERVISED and not OF_SFT_ALONE & values.keys()
+    found = method_in_name(file, OF_SCRIPTS) if is_open or is_guessed_method(values) else None
+    return {NAMED: found} if found and values.get(PROGRAM) is None else {}
 
 
 def _read_max_length(value: Any, values: Values) -> Mapping[str, Any]:
@@ -318,7 +338,7 @@ KEYS = (
         at="load_in_8bit", out=lambda a: True if a.get("quantization.weights") == "int8" else None,
         back=lambda v, _: {"quantization.weights": "int8"} if v is True else {}, source=M,
     ),
-    _read_only_row(PROGRAM, _no_trl_keys, "trl/scripts"),
+    *(_read_only_row(at, _no_trl_keys, "trl/scripts") for at in (PROGRAM, NAMED)),
     Key(at="loss_type", out=_loss_word, back=_read_sft_loss_type, usual=own_default("trl", "loss_type"), source=S),
 )  # fmt: skip
 
@@ -394,7 +414,7 @@ FORMAT: Format = Format(
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split", "dataset_name",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
-    needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), inlines=("fsdp_config",), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
+    needs={"model_name_or_path": ...}, named=method_of_name, refers=("deepspeed", "config"), inlines=("fsdp_config",), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
     differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
     notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
     program_known=_is_for_trl, strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know

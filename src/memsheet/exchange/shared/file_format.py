@@ -227,6 +227,7 @@ class Format:
     taken: Callable[[str], tuple[str, ...]] | None = (
         None  # what a text leaves open and its defaults fill, in words
     )
+    named: Callable[[str, Values], Values] | None = None  # what a file's name says beside its values
     released: Callable[[Format, str], Format] | None = None  # the format as a release of the engine has it
     # formats of further files, without which it does not run the plan
     along: Callable[[Values], tuple[str, ...]] = runs_alone

@@ -207,6 +207,20 @@ def generates_alone(module: Module) -> bool:
     return "generate" in _called_names(module) and not calls_training(module)
 
 
+LEARNS = frozenset({"backward", "train", "fit", "apply_gradients"})
+"""What is called of whatever trains, one's own loop too."""
+
+
+def trains_nothing(text: str) -> bool:
+    """Whether it is Python that makes no trainer, calls nothing's ``train`` and runs no backward pass."""
+    try:
+        module = read_module(text, {})
+    except ValueError:
+        return False
+    named = {node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
+    return not calls_training(module) and not named & LEARNS
+
+
 def calls_training(module: Module) -> bool:
     """Whether a script makes a trainer or calls anything's ``train``."""
     return any(
@@ -271,8 +285,18 @@ def _parsed_arguments(module: Module) -> Iterator[dict[str, Any]]:
             return
     for held in named_calls(module, PARSERS):
         given = call_node(module, held)
-        if given is not None and (name := _arguments_named(*ast.walk(given))):
+        if given is not None and (name := _arguments_named(*_nodes_given(module, given))):
             yield {CLASS: name, LINE: held[LINE], SCOPE: 0, WHOLE: name}
+
+
+def _nodes_given(module: Module, call: ast.Call) -> Iterator[ast.AST]:
+    """What stands in a call, and in the lists that its arguments are names of."""
+    yield from ast.walk(call)
+    names = {one.id for one in call.args if isinstance(one, ast.Name)}
+    for node in ast.walk(module.tree):
+        listed = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List)
+        if listed and any(isinstance(one, ast.Name) and one.id in names for one in node.targets):
+            yield from ast.walk(node.value)
 
 
 def _arguments_named(*nodes: ast.AST) -> str | None:

@@ -534,3 +534,32 @@ def test_a_function_that_lists_linear_layers_is_the_word_for_all_of_them(tmp_pat
 @pytest.mark.parametrize("more", [' and "q_proj" in name', ' and not name.startswith("model.layers.0")'])
 def test_a_function_that_asks_more_of_a_layer_leaves_them_open(tmp_path: Path, more: str) -> None:
     assert "target_modules" in str(_with_listed_layers(tmp_path, more).doubt)
+
+
+PARSER = """
+from trl import GRPOConfig, GRPOTrainer, TrlParser
+
+kinds = ({kinds}GRPOConfig, ModelConfig)
+parser = TrlParser({given})
+args, model = parser.parse_args_and_config()
+GRPOTrainer(model=model.model_name_or_path, args=args, reward_funcs=[score]).train()
+"""
+
+
+@pytest.mark.parametrize(("kinds", "given"), [("", "kinds"), ("ScriptArguments, ", "kinds, prog=name")])
+def test_a_parser_may_be_given_its_classes_by_a_name(kinds: str, given: str) -> None:
+    found = reading(PARSER.format(kinds=kinds, given=given))
+    assert found.values["script.method"] == "GRPO"
+
+
+@pytest.mark.parametrize(
+    ("text", "trains"),
+    [
+        ("rows = load_dataset(name)\nrows.push_to_hub(name)\n", False), ("# moved elsewhere\n", False),
+        ("loss(model(x)).backward()\n", True), ("MyTrainer(model).fit()\n", True), ("not Python (", True),
+    ],
+)  # fmt: skip
+def test_a_script_in_which_nothing_trains_says_so(text: str, trains: bool) -> None:
+    with pytest.raises(InputError) as told:
+        reading(text)
+    assert ("nothing trains in it by itself" not in str(told.value)) is trains

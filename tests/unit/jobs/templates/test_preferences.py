@@ -42,16 +42,32 @@ def told(found: Checked) -> memsheet.Answer:
 
 
 @pytest.mark.parametrize(
-    ("name", "open_"),
-    [("dpo.yaml", False), ("qwen_dpo_7b.yml", False), ("config.yaml", True), ("orpo.yaml", True)],
-)
+    ("name", "method"),
+    [
+        ("dpo.yaml", "DPO"), ("qwen_dpo_7b.yml", "DPO"), ("orpo.yaml", "ORPO"), ("zephyr-kto.yaml", "KTO"),
+        ("config.yaml", None), ("sft_before_dpo.yaml", None), ("dpo_or_orpo_of_kto.yaml", "DPO"), ("my_dpo_or_kto.yaml", None),
+    ],
+)  # fmt: skip
 def test_a_method_that_the_keys_leave_open_is_the_one_in_the_file_s_name(
-    name: str, open_: bool, tmp_path: Path
+    name: str, method: str | None, tmp_path: Path
 ) -> None:
-    text = f"{TRL}beta: 0.1\n".replace(MODEL, "Qwen/Qwen2.5-7B-Instruct")
-    found = checked(tmp_path, text, name=name)
-    assert ("which method trains is not said" in found.doubt) is open_
-    assert ("it trains by DPO, as the file's name says" in told(found).notes) is not open_
+    """Whatever of DPO's keys that others have, too, it has."""
+    for keys in ("beta: 0.1\n", ""):
+        text = f"{TRL}{keys}".replace(MODEL, "Qwen/Qwen2.5-7B-Instruct")
+        found = checked(tmp_path, text, name=name)
+        if method:
+            assert f"it trains by {method}, as the file's name says" in told(found).notes
+            assert ("reference" in (told(found).job or {})["roles"]) is (method in ("DPO", "KTO"))
+        else:
+            assert ("which method trains is not said" in found.doubt) is bool(keys)
+
+
+def test_a_name_says_nothing_of_what_the_keys_say(tmp_path: Path) -> None:
+    alone = checked(tmp_path, f"{TRL}completion_only_loss: true\n", name="dpo.yaml")
+    assert alone.answer is not None
+    assert alone.answer.job is None
+    paired = checked(tmp_path, f"{TRL}desirable_weight: 1.0\n", name="dpo.yaml")
+    assert (told(paired).job or {})["name"] == "trl-kto"
 
 
 def rows_of(answer: memsheet.Answer, *, without: str = "") -> dict[Any, Any]:

@@ -18,6 +18,7 @@ from memsheet.report.shared.jobs.phases import (
     PhaseNeed,
     doubted_reasons,
     fullest_instant,
+    highest_instant,
     phase_needs,
     role_rows,
 )
@@ -116,8 +117,9 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     host = (f"host memory lacks {look.need(short)} a node",) if short else ()
     if verdict.result is Result.DOES_NOT_FIT and not short:
         where = f"dies in {INSTANTS[fullest]}"
-    highest = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
-    full = sheet.at(highest, without=()).high > cluster.device.framework_low_bytes
+    room = cluster.device.framework_low_bytes
+    highest = highest_instant(sheet, room)
+    full = sheet.at(highest, without=()).high > room
     if verdict.result is Result.UNCERTAIN and highest is not fullest and full:
         where = f"{where}, and may die in {INSTANTS[highest]}"
     left: tuple[str, ...] = (headroom_phrase(cluster.device, verdict, look),)

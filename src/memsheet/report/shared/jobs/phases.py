@@ -16,10 +16,17 @@ LACKS = "'s pool lacks up to "
 """In the note that a server does not start with as little as it has."""
 
 
-def highest_instant(answer: Answer) -> Instant:
-    """Where the card that may hold most may hold most."""
-    sheet = max(answer.sheets, key=lambda one: one.device.high)
-    return max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
+def highest_instant(sheet: Sheet, room: int = 0) -> Instant:
+    """Where a card may hold most; of a phase that may pass ``room`` where it is fullest, there: its instants
+    share what the allocator keeps.
+    """
+    highest, fullest = max(sheet.instants, key=lambda one: _most_at(sheet, one)), fullest_instant(sheet)
+    shared = highest.phase == fullest.phase and _most_at(sheet, fullest) > room
+    return fullest if shared else highest
+
+
+def _most_at(sheet: Sheet, when: Instant) -> int:
+    return int(sheet.at(when, without=()).high)
 
 
 class PhaseNeed(NamedTuple):
@@ -94,7 +101,7 @@ def doubted_reasons(answer: Answer) -> tuple[str, ...]:
 
 def _widest_words(sheet: Sheet, room: int) -> str:
     """Where a card may be fullest, and what there may take most beyond what is expected of it."""
-    highest = max(sheet.instants, key=lambda one: sheet.at(one, without=()).high)
+    highest = highest_instant(sheet, room)
     most = sheet.at(highest, without=())
     items = [item for item in sheet.items if highest in item.at]
     widest = max(items, key=lambda item: item.at[highest].high - item.at[highest].low)
