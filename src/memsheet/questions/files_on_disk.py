@@ -33,7 +33,7 @@ with late_functions(__name__):
     from memsheet.exchange.shared.notebook import marimo_script, notebook_script
     from memsheet.exchange.shared.serve_compose import holds_services
     from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
-    from memsheet.exchange.shared.wrapper_scripts import wrapped_module
+    from memsheet.exchange.shared.wrapper_scripts import text_of_call, wrapped_call
     from memsheet.guard.toml import parse_toml
     from memsheet.questions.export import pick_plan
     from memsheet.questions.pasted import told_name
@@ -411,8 +411,9 @@ def started_scripts(
 
 def _text_that_runs(text: str, folders: Sequence[Path]) -> str:
     """A script's text; of one that only calls a module's function, that module's where it lies beside."""
-    module = wrapped_module(text)
-    return (text_beside(module, folders) if module else None) or text
+    found = wrapped_call(text)
+    module = text_beside(found.file, folders) if found else None
+    return text_of_call(module, found.call) if module and found else text
 
 
 def _started_names(text: str) -> list[str]:
