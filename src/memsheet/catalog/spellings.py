@@ -22,15 +22,19 @@ _SIZE = late_pattern(r"(?<![a-z0-9.])(\d{1,4})[\s_-]*gi?b?(?![a-z0-9])")
 _CAPACITY = late_pattern(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(gi?b)\s*(?:gpu|card|vram)?s?\s*", re.IGNORECASE)
 
 
+_DOTLESS = late_pattern(r"(?<![a-z0-9.])(?:(qwen)-?([23])([56])|(llama)-?(3)([123])|(phi)-?(3)(5))(?=-|$)")
+"""Families of releases with a point, which people leave out: ``qwen25``, ``llama31``, ``phi35``."""
+_DASHED = late_pattern(r"(?<![a-z0-9.])v(\d)-(\d)(?=-|$)")
+"""A release with a dash for its point: ``v1-5``."""
+
+
 def canonical_name(name: str) -> str:
     """Dashes between words of a model's name, and between a family and its version: ``llama3.1_8b`` is
-    ``llama-3.1-8b``.
+    ``llama-3.1-8b``, and so is ``llama31_8b``.
     """
-    return re.sub(
-        r"(?<![a-z0-9.])([a-z]{2,})(\d+(?:\.\d+)?)(?=-|$)",
-        r"\1-\2",
-        re.sub(r"[-_\s]+", "-", name.strip().lower()),
-    )
+    words = _DASHED.sub(r"v\1.\2", re.sub(r"[-_\s]+", "-", name.strip().lower()))
+    words = _DOTLESS.sub(lambda found: "{}-{}.{}".format(*filter(None, found.groups())), words)
+    return re.sub(r"(?<![a-z0-9.])([a-z]{2,})(\d+(?:\.\d+)?)(?=-|$)", r"\1-\2", words)
 
 
 def family_and_size(name: str) -> tuple[str, str]:

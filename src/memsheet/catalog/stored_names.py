@@ -56,6 +56,7 @@ _FORMS: dict[str, Storage] = {
     "awq": Storage(quantization={"quant_method": "awq", "bits": 4, "group_size": 128}, words=f"awq-int4 in groups of 128, {_WHOLE_ENDS}"),
     "gptq4": Storage(quantization={"quant_method": "gptq", "bits": 4, "group_size": 128}, words=f"gptq-int4 in groups of 128, {_WHOLE_ENDS}"),
     "gptq8": Storage(quantization={"quant_method": "gptq", "bits": 8, "group_size": 128}, words=f"gptq-int8 in groups of 128, {_WHOLE_ENDS}"),
+    "autoround": Storage(quantization={"quant_method": "gptq", "bits": 4, "group_size": 128}, words=f"int4 in groups of 128 by AutoRound, {_WHOLE_ENDS}; which others are whole, its config.json says", attention_open=True),
     "w4a16": Storage(quantization=_int_groups(4, 128), words=f"int4 in groups of 128, {_WHOLE_ENDS}"),
     "w4a16-32": Storage(quantization=_int_groups(4, 32), words=f"int4 in groups of 32, {_WHOLE_ENDS}"),
     "int8": Storage(quantization=_int_groups(8, None), words=f"int8 with a scale a row, {_WHOLE_ENDS}"),
@@ -82,6 +83,7 @@ _ENDS: tuple[tuple[str, str], ...] = tuple(
     for pattern, form in (
         (r"unsloth-bnb-4bit", "unsloth"), (r"bnb-4bit|bnb-nf4|nf4|4bit-nf4|bnb-nf4-bf16|qlora-4bit", "nf4"), (r"bnb-8bit|bnb-int8", "bnb8"),
         (r"gptq-(?:int8|8bit|w8a16)(?:-128g)?", "gptq8"), (r"gptq(?:-(?:int4|4bit|w4a16))?(?:-g?128g?)?(?:-actorder)?", "gptq4"),
+        (r"(?:int4|4bit|w4a16)-(?:gptq-)?auto-?round|auto-?round-(?:gptq-)?(?:int4|4bit|w4a16)", "autoround"),  # intel/auto-round b9f3d00 auto_round/schemes.py:538
         (r"qat-w4a16-ct", "w4a16-32"),  # vllm-project/recipes 8959cf6 models/Google/gemma-4-31B-it.yaml: group_size=32
         (r"(?:quantized\.)?w4a16(?:-g128)?(?:-ct)?|int4-w4a16|int4", "w4a16"), (r"awq(?:-(?:int4|4bit|w4a16|g128))?|w4a16-awq", "awq"),
         (r"(?:quantized\.)?w8a8(?:-int8)?|(?:quantized\.)?w8a16|int8(?:-w8a8)?", "int8"),

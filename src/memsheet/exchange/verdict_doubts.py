@@ -68,6 +68,7 @@ LESSENING = late_pattern(
     r"activation_offloading$|enable_liger_kernel\b|freeze_language_model$|script\.(?:labels|frozen|unmade)$"
     r"|--(?:task|runner|convert|is-embedding|limit-mm-per-prompt|limit-mm-data-per-request)$"
     r"|--(?:language-model-only|enable-multimodal|disable-overlap-schedule)$"
+    r"|optimizer\.early_step_in_backward$"
 )
 """Kernels of Liger's, which keep and pass no more than what they stand for: norms keep their input and a
 number a row, the gated product its two inputs, rotary embeddings and the gradient of logits are made in
@@ -79,7 +80,9 @@ many as a batch has room for, which is what its sheet has; SGLang leaves a share
 where it is to see, and keeps no second batch's places where none is prepared beside (sgl-project/sglang
 v0.5.23 arg_groups/memory_hook.py:332, managers/overlap_utils.py). A server that hands back vectors or scores
 has neither the output matrix nor a sampler (vllm-project/vllm v0.11.0 model_executor/models/adapters.py,
-as_embedding_model). What fits without them fits with them.
+as_embedding_model). An optimizer that steps each parameter as its gradient is made keeps fewer gradients at
+once and steps no more of them together (pytorch/torchtitan 820504e torchtitan/components/optimizer.py,
+OptimizersInBackwardContainer). What fits without them fits with them.
 """
 
 

@@ -108,6 +108,9 @@ def targets_of(
         _refuse_stacked(gaps, model, moved, stacked)
         return tuple(targets)
     ends = adapted_ends(model, engine, kind)
+    hint = f"it has {', '.join(sorted(present))}; or {LINEAR_MODULES} alone"
+    if not targets and gaps.request.get("adapter.targets") is not None and not _trains_whole(gaps):
+        gaps.wrong("adapter.targets", [], f"names no linear layer of {model.name}", hint)
     for target in targets:
         if (
             target not in present
@@ -115,12 +118,18 @@ def targets_of(
             and target not in ends
             and not _joined_from(gaps, target, targets, present)
         ):
-            hint = f"it has {', '.join(sorted(present))}; or {LINEAR_MODULES} alone"
             outside = target.rpartition(".")[2] in _modules_at_ends(model)
             unlike = f"{OUTSIDE} of {model.name}, where adapters are not modelled"
             reason = unlike if outside else f"names no linear layer of {model.name}"
             gaps.wrong("adapter.targets", target, reason, hint)
     return tuple(targets)
+
+
+def _trains_whole(gaps: RequestResolver) -> bool:
+    """Whether modules train whole beside adapters: peft stops where it finds neither (huggingface/peft
+    0.21.2 src/peft/tuners/tuners_utils.py, inject_adapter: "No modules were targeted").
+    """
+    return bool(gaps.request.get("adapter.full_modules"))
 
 
 def adapted_ends(model: ModelSpec, engine: Engine, kind: AdapterKind) -> frozenset[str]:

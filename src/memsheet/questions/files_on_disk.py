@@ -33,6 +33,7 @@ with late_functions(__name__):
     from memsheet.exchange.shared.notebook import marimo_script, notebook_script
     from memsheet.exchange.shared.serve_compose import holds_services
     from memsheet.exchange.shared.settings_files import loads_settings, settings_named, with_settings
+    from memsheet.exchange.shared.wrapper_scripts import text_of_call, wrapped_call
     from memsheet.guard.toml import parse_toml
     from memsheet.questions.export import pick_plan
     from memsheet.questions.pasted import told_name
@@ -396,7 +397,7 @@ def started_scripts(
 ) -> dict[str, str]:
     """Texts of the Python scripts that shells among the texts start and that lie beside them, in one of the
     job's folders or below it, by the names they are started by; or that the job's own files hold
-    (``held_scripts``, by their last names).
+    (``held_scripts``, by their last names). Wrappers have the text of what they call.
     """
     found: dict[str, str] = {}
     for name, text in texts.items():
@@ -405,8 +406,15 @@ def started_scripts(
         for script in _started_names(text):
             held = held_scripts.get(Path(script).name) or text_beside(script, folders)
             if held is not None:
-                found[script] = held
+                found[script] = _text_that_runs(held, folders)
     return found
+
+
+def _text_that_runs(text: str, folders: Sequence[Path]) -> str:
+    """A script's text; of one that only calls a module's function, that module's where it lies beside."""
+    found = wrapped_call(text)
+    module = text_beside(found.file, folders) if found else None
+    return text_of_call(module, found.call) if module and found else text
 
 
 def _started_names(text: str) -> list[str]:

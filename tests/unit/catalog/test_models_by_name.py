@@ -39,6 +39,7 @@ SPELLINGS = sorted({alias for name in NAMES for alias in (name, *catalog.find_mo
 STORED = (
     "-FP8", "-FP8-dynamic", "-AWQ", "-AWQ-INT4", "-GPTQ-Int4", "-GPTQ-Int8", "-GPTQ", "-bnb-4bit", "-unsloth-bnb-4bit", "-bnb-8bit",
     "-NVFP4", "-MXFP4", "-MXFP8", "-NVFP4-QAD", "-qat-w4a16-ct", "-quantized.w4a16", "-quantized.w8a8", "-BF16", "-GGUF", "-Q8_0-GGUF", "-GGUF:Q4_K_M", "-GGUF:UD-Q4_K_XL", "-i1-GGUF",
+    "-int4-AutoRound", "-AutoRound-GPTQ-4bit",
 )  # fmt: skip
 TUNED = ("", "-Instruct", "-Base", "-it", "-Chat", "-hf")
 SHAPES = ("hidden_size", "num_hidden_layers", "vocab_size", "model_type", "text_config", "n_layer", "n_embd")
@@ -485,3 +486,24 @@ def test_a_release_is_known_without_what_it_was_tuned_for(name: str) -> None:
     found = bundled_match(name)
     assert found is not None
     assert found.name == ("devstral-small-2-24b" if "Devstral" in name else "mistral-small-3.1-24b")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("vicuna-7b-v1-5", "vicuna-7b"),
+        ("qwen25-7b-instruct", "qwen2.5-7b"),
+        ("llama31_8b", "llama-3.1-8b"),
+        ("phi35-mini-instruct", "phi-3.5-mini"),
+        ("mistral-7b-v0-3", "mistral-7b-v0.3"),
+    ],
+)
+def test_a_release_is_known_without_its_point(written: str, name: str) -> None:
+    found = bundled_match(written)
+    assert found is not None
+    assert found.name == name
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B-int8-AutoRound", "Qwen3-8B-int4-mixed-AutoRound", "qwen-32b"])
+def test_bits_and_sizes_that_a_name_leaves_open_are_none(name: str) -> None:
+    assert bundled_match(name) is None

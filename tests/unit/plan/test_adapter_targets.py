@@ -155,3 +155,14 @@ def test_a_part_of_the_layers_is_refused_by_name() -> None:
 def test_a_pattern_that_may_take_for_ever_is_not_tried(slow: str) -> None:
     with pytest.raises(InputError, match="names no linear layer"):
         resolve_request({"seq_len": 128, "adapter.rank": 8, "adapter.targets": [slow]}, LLAMA)
+
+
+@pytest.mark.parametrize("engine", ["transformers", "deepspeed", "fsdp2"])
+def test_an_adapter_on_no_layer_is_refused_as_peft_refuses_it(engine: str) -> None:
+    """Never an answer of a step in which nothing trains."""
+    model = spec_of("llama")
+    asked = {"seq_len": 128, "adapter.rank": 8, "adapter.targets": [], "engine": engine}
+    with pytest.raises(InputError, match="names no linear layer"):
+        resolve_request(asked, model)
+    asked |= {"engine": "transformers", "adapter.full_modules": ["lm_head"]}
+    assert resolve_request(asked, model).plan.adapter is not None

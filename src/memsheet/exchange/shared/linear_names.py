@@ -13,6 +13,10 @@ CLASSES = frozenset({"Linear", "Linear4bit", "Linear8bitLt"})
 """Linear layers of torch and of bitsandbytes, by the last part of their names."""
 HEADS = frozenset({"lm_head", "output_layer", "embed_out", "score", "v_head", "classifier", "summary"})
 """Output projections, which such functions leave out."""
+TOWERS = frozenset({"mm_projector", "vision_tower", "vision_resampler"})
+"""What LLaVA's own classes have beside the language model, which its function leaves out by their names
+(haotian-liu/LLaVA c121f04 llava/train/train.py:172).
+"""
 SEPARATOR = "."
 PRINTS = ("print", "info", "debug", "warning", "print_rank_0")
 
@@ -31,8 +35,17 @@ def listed_linear_names(function: ast.FunctionDef) -> list[str] | None:
     } & CLASSES
     words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     others = words - {SEPARATOR, ast.get_docstring(function, clean=False)} - HEADS
+    others -= TOWERS if any(map(_skips_any, nodes)) else set()
     listed = goes_through and len(tested) == 1 and bool(classes) and bool(words & HEADS) and not others
     return [LINEAR_MODULES] if listed else None
+
+
+def _skips_any(node: ast.AST) -> bool:
+    """Whether a statement passes over what has any of some words in its name."""
+    match node:
+        case ast.If(test=ast.Call(func=ast.Name(id="any")), body=[ast.Continue()], orelse=[]):
+            return True
+    return False
 
 
 def _without_prints(function: ast.FunctionDef) -> Iterator[ast.AST]:

@@ -87,15 +87,17 @@ TOWER_FLAGS = frozenset({
 """Servers' flags that may leave out the towers of a model that sees or hears, or divide them."""
 
 
-OF_PLAN = frozenset({"targets", "full_modules", "implementation", "dispatch", "dropout"})
-"""Last words of a plan's keys that choose how a step runs or what trains beside the weights that are there.
-"""
+OF_PLAN = frozenset({
+    "targets", "full_modules", "implementation", "dispatch", "dropout", "early_step_in_backward",
+})  # fmt: skip
+"""Last words of keys that choose how a step runs or what trains beside the weights that are there."""
 
 ADDING = frozenset(
     {
         "freeze_vision_tower",
         "further_models",
         "own_code",
+        "release",
         "training_beside",
         "roles",
         "method",
@@ -106,8 +108,8 @@ ADDING = frozenset(
         "--speculate",
     }
 )
-"""Further models and copies on the same cards, and whose accounting the sheet is of: they take nothing of the
-one that runs off them.
+"""Further models and copies on the same cards, and whose accounting, or which release's, the sheet is of:
+they take nothing of the one that runs off them.
 """
 
 

@@ -46,6 +46,11 @@ ASKS_BF16 = (
 )
 CARD_FACTS: Mapping[str, Any] = {**dict.fromkeys(ASKS_BF16, True), "get_device_capability": [8, 0]}
 """What scripts ask of the card that they start on, and what a card with bf16 answers."""
+BACKENDS: Mapping[str, bool] = {"cuda": True, "mps": False, "xpu": False, "npu": False, "hpu": False}
+"""What a program asks whether there is, and what it is told where NVIDIA's or AMD's cards are (torch
+cuda/__init__.py, is_available; a build for ROCm answers to the same name).
+"""
+IS_THERE = "is_available"
 NUMBERS: Mapping[str, type] = {"int": int, "float": float, "str": str}
 PATHS = frozenset({"os.path.join", "Path", "pathlib.Path", "os.path.expanduser", "os.path.abspath"})
 """What makes a path of its arguments."""
@@ -343,6 +348,8 @@ def _evaluate_call(module: Module, node: ast.Call, name: str, given: Mapping[str
         return {CLASS: PARSED, **{at: flag.default for at, flag in flags.items()}}
     if name.rpartition(".")[2] in CARD_FACTS:
         return CARD_FACTS[name.rpartition(".")[2]]
+    if (asked := name.split("."))[-1] == IS_THERE and asked[-2:-1] and asked[-2] in BACKENDS:
+        return BACKENDS[asked[-2]]
     if name in ENVIRONMENT and node.args:
         told = _started_with(module, evaluate_expression(module, node.args[0], given, depth))
         if told is not None or len(node.args) == 1:

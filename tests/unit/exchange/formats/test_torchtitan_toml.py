@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import find_format
 from memsheet.exchange.file_texts import read_text
@@ -159,3 +160,49 @@ def test_keys_of_the_last_version_with_toml_are_known() -> None:
     assert (found.unknown, found.unmodelled) == ((), ())
     several = reading(text.replace("expert_parallel_degree = 1", "expert_parallel_degree = 8"))
     assert dict(several.unmodelled) == {"parallelism.expert_parallel_degree": 8}
+
+
+OLDER = """
+[model]
+name = "llama2"
+flavor = "13B"
+[optimizer]
+name = "AdamW"
+[training]
+batch_size = 3
+seq_len = 4096
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = 4
+tensor_parallel_degree = 2
+[experimental]
+pipeline_parallel_degree = 1
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_an_older_file_is_read_by_its_own_places_and_says_so() -> None:
+    found = reading(OLDER)
+    said = {"microbatch": 3, "mesh.dp_replicate": 2, "mesh.dp_shard": 4, "mesh.tp": 2, "mesh.pp": 1}
+    assert said.items() <= found.request.items()
+    assert found.request["@model"] == "meta-llama/Llama-2-13b-hf"
+    assert found.request["optimizer.implementation"] == "foreach"
+    assert not found.unknown
+    ((at, told),) = found.unmodelled
+    assert at == "release"
+    assert "training.batch_size" in told
+
+
+def test_a_present_place_is_never_overwritten_by_an_older_one() -> None:
+    found = reading(OLDER.replace("batch_size = 3", "batch_size = 3\nlocal_batch_size = 5"))
+    assert found.request["microbatch"] == 5
+    assert any("batch_size" in at for at, _ in found.unknown)
+    assert not reading(written()).unmodelled
+
+
+@pytest.mark.parametrize(("gpus", "result"), [("8xH100-80GB", "fits"), ("1xRTX4090", "does_not_fit")])
+def test_a_step_in_backward_needs_no_more_than_one_behind_it(tmp_path: Any, gpus: str, result: str) -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[optimizer]\nearly_step_in_backward = true\n'
+    text += '[training]\nlocal_batch_size = 1\nseq_len = 2048\n[activation_checkpoint]\nmode = "full"\n'
+    (tmp_path / "train.toml").write_text(text)
+    assert memsheet.check(tmp_path / "train.toml", gpus=gpus).result.value == result

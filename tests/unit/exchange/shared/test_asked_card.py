@@ -165,6 +165,9 @@ def test_a_layer_of_unsloths_own_that_is_run_again_may_keep_less(tmp_path: Path)
     [
         ("torch.cuda.get_device_capability()[0] >= 8", True),
         ("not is_bf16_supported()", False),
+        ("torch.cuda.is_available() and is_bf16_supported()", True),
+        ("not (torch.cuda.is_available() and is_bf16_supported())", False),
+        ("torch.backends.mps.is_available() or not cuda.is_available()", False),
         ("N == 2 and M != 4", True),
         ("N > 2 or M > 2", True),
         ("NAME == 'b'", False),
@@ -178,7 +181,9 @@ def test_conditions_of_a_files_own_values_are_known(said: str, value: object) ->
     assert call["x"] == value
 
 
-@pytest.mark.parametrize("said", ["unknown > 2", "N < 'a'", "N < M < 4", "len(x) == 2"])
+@pytest.mark.parametrize(
+    "said", ["store.is_available()", "unknown > 2", "N < 'a'", "N < M < 4", "len(x) == 2"]
+)
 def test_what_is_not_known_stays_open(said: str) -> None:
     module = read_module(f"N, M = 2, 3\nf(x={said})\n", {})
     (call,) = named_calls(module, ("f",))

@@ -531,7 +531,26 @@ def test_a_function_that_lists_linear_layers_is_the_word_for_all_of_them(tmp_pat
     assert "target_modules" not in str(found.doubt)
 
 
-@pytest.mark.parametrize("more", [' and "q_proj" in name', ' and not name.startswith("model.layers.0")'])
+SKIPS = """
+        if {test}(word in name for word in ["mm_projector", "vision_tower"]):
+            continue"""
+
+
+@pytest.mark.parametrize(("test", "open_"), [("any", False), ("not any", True), ("all", True)])
+def test_towers_that_a_function_passes_over_leave_the_language_models_layers(
+    test: str, open_: bool, tmp_path: Path
+) -> None:
+    text = LISTS_LAYERS.replace("{more}", "")
+    loop = "for name, module in model.named_modules():"
+    (tmp_path / "train.py").write_text(text.replace(loop, loop + SKIPS.replace("{test}", test)))
+    found = memsheet.check(tmp_path / "train.py", gpus="1xH100-80GB", seq_len=512)
+    assert ("target_modules" in str(found.doubt)) is open_
+
+
+@pytest.mark.parametrize(
+    "more",
+    [' and "q_proj" in name', ' and "vision_tower" in name', ' and not name.startswith("model.layers.0")'],
+)
 def test_a_function_that_asks_more_of_a_layer_leaves_them_open(tmp_path: Path, more: str) -> None:
     assert "target_modules" in str(_with_listed_layers(tmp_path, more).doubt)
 

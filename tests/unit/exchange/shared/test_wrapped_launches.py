@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.exchange.shared.launched_script import script_launches
 from memsheet.exchange.shared.plain_shell import plain_script
+from memsheet.exchange.shared.wrapper_scripts import LONGEST_WRAPPER, wrapped_call
 from memsheet.questions.recognised_files import recognise_files
 
 MODEL = "meta-llama/Llama-3.2-1B"
@@ -292,3 +294,73 @@ def test_known_calls_divide_nothing(tmp_path: Path, wraps: str) -> None:
     (tmp_path / "train.py").write_text(text)
     found = memsheet.check(tmp_path / "train.py", gpus="1xA100-80GB", seq_len=1024, microbatch=1)
     assert "other_strategy" not in str(found.doubt)
+
+
+CALLS_ALONE = """\"\"\"Starts it.\"\"\"
+import os, sys
+sys.path.append("./")
+from own.train.train import train
+
+if __name__ == "__main__":
+    train()
+"""
+
+
+@pytest.mark.parametrize("call", ["train()", "train(attn_implementation='eager', steps=3)"])
+def test_the_call_that_a_wrapper_makes_is_found(call: str) -> None:
+    text = CALLS_ALONE.replace("train()", call)
+    assert wrapped_call(text) == ("own/train/train.py", call)
+    alias = text.replace("import train", "import train as run").replace(
+        f"    {call}", f"    {call}".replace("train", "run")
+    )
+    assert wrapped_call(alias) == ("own/train/train.py", call)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALLS_ALONE.replace("train()", "train(steps=len(sys.argv))"),
+        CALLS_ALONE.replace("if __name__", "from own.patch import patch\npatch()\n\nif __name__"),
+        CALLS_ALONE.replace("if __name__", "lr = 1\nif __name__"),
+        CALLS_ALONE.replace("from own.train.train", "from .train"),
+        CALLS_ALONE.replace("    train()", "    main()"),
+        CALLS_ALONE.replace("import os, sys", "x = ("),
+        CALLS_ALONE + "#" * LONGEST_WRAPPER,
+        "(" * 4000,
+        "",
+    ],
+)
+def test_what_does_anything_itself_is_no_wrapper(text: str) -> None:
+    assert wrapped_call(text) is None
+
+
+CALLED = """
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+def train(attn=None):
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B", torch_dtype="bfloat16", attn_implementation=attn)
+    Trainer(model=model, args=args, train_dataset=rows).train()
+
+if __name__ == "__main__":
+    train()
+"""
+STARTS_IT = "deepspeed own/train/{}.py --bf16 True --per_device_train_batch_size 2 --output_dir out\n"
+
+
+@pytest.mark.parametrize(("call", "attention"), [("train()", "sdpa"), ("train(attn='eager')", "eager")])
+def test_a_started_wrapper_is_the_job_of_its_module(call: str, attention: str, tmp_path: Path) -> None:
+    folder = tmp_path / "own" / "train"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text(CALLED)
+    (folder / "train_mem.py").write_text(CALLS_ALONE.replace("train()", call))
+    found = []
+    for name in ("train", "train_mem"):
+        (tmp_path / "run.sh").write_text(STARTS_IT.format(name))
+        found.append(memsheet.check(tmp_path / "run.sh", gpus="1xA100-80GB", seq_len=512))
+    straight, wrapped = (one.answer for one in found)
+    assert straight is not None
+    assert wrapped is not None
+    assert wrapped.plan.attention.value == attention
+    assert replace(wrapped.plan, attention=straight.plan.attention) == straight.plan
+    assert found[0].doubt == found[1].doubt

@@ -328,11 +328,17 @@ BESIDE = frozenset({
     *(f"precision.{name}" for name in ("parameters", "compute", "gradients", "reduce", "moments", "master_weights")),
 })  # fmt: skip
 """What ranks say, and dtypes that follow from those that are said."""
+TOWER_RECOMPUTE = "vit_gradient_checkpointing"
+"""Of a tower that is frozen, as it is where nobody says ``freeze_vit``: with it layers keep what goes into
+them, without it nothing of the tower is kept, as nothing there needs a gradient (3602360a5
+swift/trainers/mixin.py, _prepare_gradient_checkpointing: disable_input_require_grads). One that trains is
+told by ``freeze_vit``.
+"""
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     **TRAINER_BYTES, METHOD: METHODS[:2], "max_memory": (), "callbacks": (), "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),
     "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,), "freeze_parameters": (), "freeze_parameters_ratio": (0, 0.0),
     "freeze_parameters_regex": (), "trainable_parameters": (), "trainable_parameters_regex": (), "target_regex": (), "target_parameters": (),
-    "vit_gradient_checkpointing": (True,), "neftune_noise_alpha": (), "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
+    "neftune_noise_alpha": (), "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
     "gradient_checkpointing_kwargs": (), "optimizer": (), "device_map": (), "tuner_backend": ("peft",), "init_weights": ("true", True),
     "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
     "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (), SPREAD: (),
@@ -343,6 +349,6 @@ FORMAT: Format = Format(
     notes=("data is yours: run it as `bash train.sh --dataset NAME --learning_rate 1e-4`",), said={"task": "train"}, marks=frozenset({METHOD}),
     parse=_swift_values, rename=_rename_swift_key, absent=_method_notes, keys_complete=False, strict=("",),  # swift/pipelines/base.py:36
     unmodelled=UNMODELLED,
-    stored="torch_dtype", refers=(SWIFT_FILE, NAMED_FILE), known=(KNOWN | OF_METHODS | TRANSFORMERS.known | {SWIFT_FILE, NAMED_FILE, CARDS, "device_groups.*"}) - {key.at for key in KEYS} - UNMODELLED.keys(), moves=_swift_moves,
+    stored="torch_dtype", refers=(SWIFT_FILE, NAMED_FILE), known=(KNOWN | OF_METHODS | TRANSFORMERS.known | {SWIFT_FILE, NAMED_FILE, CARDS, TOWER_RECOMPUTE, "device_groups.*"}) - {key.at for key in KEYS} - UNMODELLED.keys(), moves=_swift_moves,
     preferences=swift_preferences,
 )  # fmt: skip

@@ -29,6 +29,7 @@ LATER = "08b8b244f torchtitan/config/job_config.py"  # its last TOML is of 98101
 P, T, AC = "parallelism", "training", "activation_checkpoint"
 PP, TP = f"{P}.pipeline_parallel_degree", f"{P}.tensor_parallel_degree"
 SLICE = f"{P}.pipeline_parallel_microbatch_size"
+IN_BACKWARD = "optimizer.early_step_in_backward"
 
 
 def _read_local_batch_size(value: Any, values: Values) -> Mapping[str, Any]:
@@ -118,8 +119,41 @@ def _compose_toml_tables(values: Values, _: Values) -> str:
     return "\n".join("\n".join((f"[{table}]", *lines, "")) for table, lines in tables.items())
 
 
+OLDER_PLACES = {
+    **{f"{T}.{name}": f"{P}.{name}" for name in (
+        "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "disable_loss_parallel",
+    )},
+    **{f"experimental.{name}": f"{P}.{name}" for name in (
+        "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_split_points", "context_parallel_degree",
+        "context_parallel_rotate_method", "enable_async_tensor_parallel", "enable_compiled_autograd",
+    )},
+    f"{T}.data_parallel_degree": f"{P}.data_parallel_shard_degree", f"{T}.batch_size": f"{T}.local_batch_size",
+}  # fmt: skip
+"""Where releases before mid 2025 had what is read (4b3f2e4 torchtitan/config_manager.py:203-330)."""
+OLDER = "release"
+
+
 def _parse_toml_text(text: str) -> Mapping[str, Any]:
-    return parse_toml(text.encode(), "file")
+    """Tables with the keys of an older release in their present places, and which they were."""
+    found = parse_toml(text.encode(), "file")
+    tables = {name: dict(held) if isinstance(held, Mapping) else held for name, held in found.items()}
+    older = [at for at, now in OLDER_PLACES.items() if _has_place(tables, at) and not _has_place(tables, now)]
+    for table, key, now in ((*at.split("."), OLDER_PLACES[at].split(".")) for at in older):
+        tables.setdefault(now[0], {})[now[1]] = tables[table].pop(key)
+    if not older:
+        return found
+    optimizer = tables.get("optimizer")
+    if (
+        isinstance(optimizer, dict) and "implementation" not in optimizer
+    ):  # 4b3f2e4 torchtitan/optimizer.py:23-31
+        optimizer["implementation"] = "fused" if optimizer.pop("fused", False) is True else "foreach"
+    return {**tables, OLDER: f"older than {VERSION}, by its {', '.join(older)}: a step may keep other bytes"}
+
+
+def _has_place(tables: Mapping[str, Any], at: str) -> bool:
+    table, key = at.split(".")
+    held = tables.get(table)
+    return isinstance(held, dict) and key in held
 
 
 def _toml_switch_row(at: str, key: str, line: int) -> Key:
@@ -134,6 +168,7 @@ def _toml_switch_row(at: str, key: str, line: int) -> Key:
 
 LAST = "238fa99"
 MODELS = {
+    **{("llama2", size): f"meta-llama/Llama-2-{size.lower()}-hf" for size in ("7B", "13B", "70B")},
     **{("llama3", size): f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
     **{("qwen3", size): f"Qwen/Qwen3-{size}" for size in QWEN3_FLAVORS},
     ("deepseek_v3", "16B"): "deepseek-ai/DeepSeek-V2-Lite",
@@ -142,7 +177,8 @@ MODELS = {
 }
 """Sizes that a name and a flavor stand for (820504e torchtitan/models/llama3/__init__.py, llama3_configs;
 238fa99, the last that reads TOML, torchtitan/models/qwen3/__init__.py:32-191 and deepseek_v3/__init__.py,
-whose two smaller ones have the sizes of DeepSeek-V2-Lite and -V2).
+whose two smaller ones have the sizes of DeepSeek-V2-Lite and -V2; 4b3f2e4, of September 2024,
+torchtitan/models/llama/__init__.py:15-32).
 """
 RECENT = ("qwen3", "deepseek_v3")
 """Models that there were not yet in mid 2025."""
@@ -197,7 +233,6 @@ KEYS = (
         back=lambda v, _: {"optimizer.name": str(v).lower()},
     ),
     Key(at="optimizer.implementation", says="optimizer.implementation", names=STEPS, usual="fused", source=f"{C}:139"),
-    _toml_switch_row("optimizer.early_step_in_backward", "optimizer_in_backward", 148),
 )  # fmt: skip
 
 OWN_PLACES = frozenset({
@@ -217,7 +252,7 @@ FORMAT = Format(
     said={"task": "train", "engine": "torchtitan", "engine_version": COMMIT},  # others have other files, and other bytes
     beside=frozenset({"attention", "allocator.expandable_segments"}),
     unmodelled={
-        f"{T}.enable_cpu_offload": (False,), "model.converters": ([],), f"{P}.pipeline_parallel_split_points": ([],),
+        OLDER: (), IN_BACKWARD: (False,), f"{T}.enable_cpu_offload": (False,), "model.converters": ([],), f"{P}.pipeline_parallel_split_points": ([],),
         f"{P}.pipeline_parallel_layers_per_stage": (), f"{P}.pipeline_parallel_schedule_csv": ("",),
         f"{P}.enable_compiled_autograd": (False,), "fault_tolerance.enable": (False,), "experimental.custom_import": ("",),
         "experimental.custom_args_module": ("",), "compile.components": (["model", "loss"],), f"{T}.mixed_precision_reduce": ("float32",),
