@@ -93,7 +93,8 @@ class Instant(Enum):
 
     def of_phase(self, phase: str) -> Instant:
         """The same instant in a phase of a job. Raises ValueError for what is no name of a phase."""
-        return Instant(f"{phase}/{self.step.value}")
+        named = f"{phase}/{self.step.value}"
+        return _phased_instants().get(named) or Instant(named)
 
     @property
     def phase(self) -> str:

@@ -7,12 +7,15 @@ import signal
 import sys
 import threading
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
+import memsheet
 from memsheet import processes
 from memsheet.processes import may_fork, share_out
+from memsheet.report.json.plans import plans_document
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux alone")
 
@@ -111,3 +114,25 @@ def test_no_copy_outlives_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_search_that_is_shared_out_finds_what_it_finds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the byte, though what copies found was pickled: a run of all tests shares nothing out."""
+    forks, fork = list[int](), processes._fork
+
+    def forked() -> int:
+        forks.append(fork())
+        return forks[-1]
+
+    def document(most: int) -> dict[str, Any]:
+        monkeypatch.setattr(processes, "MOST", most)
+        ranked = memsheet.plan("llama-tiny", gpus="2xA100-80GB", engine="fsdp2", seq_len=512, global_batch=4)
+        return plans_document(ranked, seconds=0.0)
+
+    monkeypatch.setattr(processes, "usable_processors", lambda: 3)
+    monkeypatch.setattr(processes, "_fork", forked)
+    alone = document(1)
+    assert not forks
+    assert document(3) == alone
+    assert forks

@@ -27,6 +27,7 @@ from memsheet.catalog.tuned_names import (
     held_model,
     is_adapter_name,
     is_sized,
+    places_of_keys,
     split_model,
     tuned_words,
 )
@@ -122,8 +123,8 @@ def held_name(text: str) -> str:
 
 
 @cache
-def _numbered_keys() -> tuple[str, ...]:
-    return tuple(key for key in canonical_index() if re.search(r"\d[bm]?\b", key))
+def _numbered_keys() -> Mapping[str, int]:
+    return places_of_keys(key for key in canonical_index() if re.search(r"\d[bm]?\b", key))
 
 
 def other_kind(text: str) -> tuple[str, str]:
@@ -142,10 +143,15 @@ def other_kind(text: str) -> tuple[str, str]:
 def _adapted_model(bare: str) -> str:
     """The bundled model, perhaps of no size, that an adapter's name holds beside the words of adapters."""
     rest = "-".join(word for word in bare.split("-") if not is_adapter_name(word))
-    held = held_model(rest, (*(key for key in canonical_index() if "-" in key), *_stated_index()))
+    held = held_model(rest, _base_keys())
     if held is None:
         return ""
     return canonical_index().get(held.key) or _stated_index()[held.key][1].model
+
+
+@cache
+def _base_keys() -> Mapping[str, int]:
+    return places_of_keys((*(key for key in canonical_index() if "-" in key), *_stated_index()))
 
 
 def matching_names(words: str) -> tuple[str, ...]:
@@ -191,6 +197,7 @@ def canonical_names() -> dict[str, str]:
     return {key: min(names) for key, names in found.items() if len(names) == 1}
 
 
+@cache
 def _owners(name: str) -> frozenset[str]:
     """Who publishes a bundled model under its own names."""
     return frozenset(
@@ -273,8 +280,8 @@ def _held_in(name: str, owner: str) -> HeldModel | None:
 
 
 @cache
-def _sized_keys() -> tuple[str, ...]:
-    return tuple(key for key in canonical_index() if is_sized(key))
+def _sized_keys() -> Mapping[str, int]:
+    return places_of_keys(filter(is_sized, canonical_index()))
 
 
 @cache

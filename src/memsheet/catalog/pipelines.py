@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from memsheet.errors import InputError, input_error
+from memsheet.patterns import late_pattern
 
 _PIPELINE = "a pipeline of diffusers: several models for pictures, video or sound"
 _SPEECH = "a speech generator, a language model with a codec that no engine here runs"
@@ -68,12 +69,15 @@ _SERIES = (
 )
 
 
+_ANY = late_pattern("|".join(f"(?:{pattern})" for pattern, _, _ in _SERIES))
+
+
 def generator_kind(repository: str) -> str:
     """In words, what a repository (``org/name``) is that makes pictures, video or sound; empty where it is
     not known to be.
     """
     name = repository.strip().lower().replace("_", "-")
-    if "/" not in name:  # each is told by who published it
+    if "/" not in name or _ANY.fullmatch(name) is None:  # each is told by who published it
         return ""
     return next((what for pattern, what, _ in _SERIES if re.fullmatch(pattern, name)), "")
 

@@ -4,11 +4,13 @@ copies carry. A name does not say everything: what is taken for granted stands i
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from memsheet.frozen import dataclass
+from memsheet.patterns import late_pattern
 
 USUAL_TAG = "Q4_K_M"
 """What llama.cpp takes of a repository where nobody says (common/arg.cpp, -hf: "quant is optional,
@@ -109,6 +111,7 @@ _OWNERS_ENDS = {
     ),  # "fine-grained fp8 quantization with block size of 128", as each card of theirs says
 }
 """Ends that mean something of one owner's copies."""
+_ANY_END = late_pattern("|".join(pattern for pattern, _ in itertools.chain(_ENDS, *_OWNERS_ENDS.values())))
 
 GGUF_TYPES = frozenset((
     "F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_XS", "IQ4_NL", "Q3_K_L", "Q3_K_M",
@@ -167,6 +170,8 @@ def split_storage(name: str, owner: str) -> tuple[str, Storage] | None:
     """
     if name.endswith("-gguf"):
         return _split_gguf(name.removesuffix("-gguf"))
+    if _ANY_END.search(name) is None:
+        return None
     series = re.match(r"[a-z]*", name)
     patterns = (*_OWNERS_ENDS.get(owner or (series[0] if series else ""), ()), *_ENDS)
     ends = [(end.start(), form) for pattern, form in patterns if (end := re.search(pattern, name))]

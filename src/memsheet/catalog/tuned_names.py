@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from memsheet.catalog.stated_bases import REWARD_HEAD
 from memsheet.frozen import NamedTuple
@@ -70,14 +71,21 @@ class HeldModel(NamedTuple):
     behind: tuple[str, ...]
 
 
-def held_model(name: str, keys: Iterable[str]) -> HeldModel | None:
+def places_of_keys(keys: Iterable[str]) -> Mapping[str, int]:
+    """Keys, each with its place: of two that are as long, the first counts."""
+    return {key: place for place, key in enumerate(dict.fromkeys(keys))}
+
+
+def held_model(name: str, keys: Mapping[str, int]) -> HeldModel | None:
     """The longest of ``keys`` that stands whole inside a name, and the words around it."""
-    words = f"-{name}-"
-    inside = [key for key in keys if f"-{key}-" in words]
+    words = name.split("-")
+    ends = itertools.combinations(range(len(words) + 1), 2)
+    runs = ("-".join(words[first:last]) for first, last in ends)
+    inside = [run for run in runs if run in keys]
     if not inside:
         return None
-    key = max(inside, key=len)
-    before, _, behind = words.partition(f"-{key}-")
+    key = min(inside, key=lambda key: (-len(key), keys[key]))
+    before, _, behind = f"-{name}-".partition(f"-{key}-")
     return HeldModel(key, _parts(before), _parts(behind))
 
 
@@ -87,10 +95,10 @@ def split_model(name: str, keys: Iterable[str]) -> HeldModel | None:
     of letters: what stands between says the rest.
     """
     for key in keys:
-        found = _VERSIONED.fullmatch(key)
-        if found is None or not name.startswith(f"{found['family']}-"):
+        family, size = _family_and_size(key)
+        if not family or not name.startswith(f"{family}-"):
             continue
-        between, size, behind = name.removeprefix(found["family"]).partition(f"-{found['size']}")
+        between, size, behind = name.removeprefix(family).partition(f"-{size}")
         words = _parts(between)
         if (
             size
@@ -101,6 +109,13 @@ def split_model(name: str, keys: Iterable[str]) -> HeldModel | None:
         ):
             return HeldModel(key, words, _parts(behind))
     return None
+
+
+@cache
+def _family_and_size(key: str) -> tuple[str, str]:
+    """Of a spelling of a bundled name; both empty where its family says no release."""
+    found = _VERSIONED.fullmatch(key)
+    return (found["family"], found["size"]) if found else ("", "")
 
 
 def is_sized(key: str) -> bool:

@@ -11,7 +11,7 @@ from memsheet.catalog import named_cards
 from memsheet.errors import InputError, Problem, input_error, raise_if_problems
 from memsheet.exchange.asked_card import as_card_answers, with_kernels_of_card
 from memsheet.exchange.file_releases import as_released
-from memsheet.exchange.shared.file_format import FileReading
+from memsheet.exchange.shared.file_format import FileReading, Together
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.accumulated_batch import with_accumulated_batch
@@ -34,6 +34,7 @@ from memsheet.questions.cards_of_job import (
 from memsheet.questions.common_cards import cards_named_in_files, with_common_cards
 from memsheet.questions.file_answers import (
     BATCH,
+    CURES,
     AccountedJob,
     account_job,
     account_on_own_cards,
@@ -67,6 +68,7 @@ from memsheet.report.shared.checked import Checked
 if TYPE_CHECKING:
     from memsheet.plan.options import InferOptions
 with late_functions(__name__):
+    from memsheet.questions.job_of_files import is_of_job
     from memsheet.questions.without_unmodelled import other_job_words
     from memsheet.report.answer import public_answer
 
@@ -181,6 +183,36 @@ def _named_ranks(question: Mapping[str, Any]) -> Mapping[str, int]:
     return dict.fromkeys(("@gpus", "@nodes", "@per_node"), count) if count else {}
 
 
+def _judge_on_cards(
+    files_read: JobFiles,
+    whole: Together,
+    ask: Mapping[str, Any],
+    question: Mapping[str, Any],
+    told: tuple[Mapping[str, Any], Mapping[str, Any]],
+    servers: Mapping[str, str],
+    *,
+    fix: bool,
+) -> tuple[AccountedJob, str, Checked]:
+    """What trains or serves, accounted on the cards that it is for, what is said of its node, and what is
+    told of all. ``told``: the keys of a plan and of flags, and flags with the ranks that cards are; ``fix``:
+    look for changes of what trains, which are not those of a job of several models.
+    """
+    (said, flags), gpus = told, ask["gpus"]
+    job = account_job(files_read.reads, whole, {**ask, "fix": fix and ask[CURES]}, said)
+    own = gpus_of_degrees(gpus, job) or gpus_for_processes(gpus, files_read.reads)
+    kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
+    if not (kept or _is_spread(job)) and own and own != str(gpus):
+        job = account_on_own_cards(files_read.reads, job, own, said)
+    started = gpus_for_processes(gpus, files_read.reads)
+    if job.answer is None and started and started not in (own, str(gpus)):
+        job = account_on_own_cards(files_read.reads, job, started, said)
+    of_node = words_of_node(question["gpus"], job, files_read.texts)
+    if not of_node and not question.get("ranks_open"):
+        job = replace(job, too_few_cards=too_few_cards(question["gpus"], job))
+    alone = question.get("verdict_alone", False)
+    return job, of_node, judge_job(files_read, job, flags, verdict_alone=alone, servers=servers)
+
+
 def _check_job(
     files_read: JobFiles,
     model: str | None,
@@ -222,23 +254,13 @@ def _check_job(
     raise_if_problems(problem for read in files_read.reads.values() for problem in read.problems)
     gpus = question["gpus"] or gpus_for_processes(files_read.document.get("gpus"), files_read.reads)
     whole, gpus = join_on_cards(files_read.reads, planned, flags, gpus, where)
-    asked = {"gpus": gpus, "model": name, "sequences": at_once, "fix": question.get("cures", True)}
+    asked = {"gpus": gpus, "model": name, "sequences": at_once, CURES: question.get("cures", True)}
     ask = {**nodes_of_files(gpus, where, files_read.reads), **asked}
-    job = account_job(files_read.reads, whole, ask, {**planned, **flags})
-    own = gpus_of_degrees(gpus, job) or gpus_for_processes(gpus, files_read.reads)
-    kept = job.answer is not None and job.whole.request.get(BATCH) == whole.request.get(BATCH)
-    if not (kept or _is_spread(job)) and own and own != str(gpus):
-        job = account_on_own_cards(files_read.reads, job, own, {**planned, **flags})
-    started = gpus_for_processes(gpus, files_read.reads)
-    if job.answer is None and started and started not in (own, str(gpus)):
-        job = account_on_own_cards(files_read.reads, job, started, {**planned, **flags})
-    flags = {**flags, **_named_ranks(question)}
-    of_node = words_of_node(question["gpus"], job, files_read.texts)
-    if not of_node and not question.get("ranks_open"):
-        job = replace(job, too_few_cards=too_few_cards(question["gpus"], job))
-    checked = judge_job(
-        files_read, job, flags, verdict_alone=question.get("verdict_alone", False), servers=servers
-    )
+    told = {**planned, **flags}, {**flags, **_named_ranks(question)}
+    several = any(read.unmodelled for read in files_read.reads.values()) and is_of_job(files_read.reads)
+    job, of_node, checked = _judge_on_cards(files_read, whole, ask, question, told, servers, fix=not several)
+    if several and checked.answer and not checked.answer.job:
+        job, of_node, checked = _judge_on_cards(files_read, whole, ask, question, told, servers, fix=True)
     folder = folder_words(files_read.reads) if not named else ""
     likely = () if not folder or TAKEN_FOR in checked.doubt else (folder,)
     return replace(

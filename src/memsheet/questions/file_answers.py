@@ -66,6 +66,8 @@ class AccountedJob:
     ] = ()  # what the engine stops at, too, of what keeps the sheet from being made
 
 
+CURES = "cures"
+"""In what is asked: look for what helps a job of several models."""
 OF_ENGINE = late_pattern(r"engine = ")
 WHOLE_COPIES: Mapping[str, Any] = {"zero": 0}
 """What trains a model that the engine which is taken for several GPUs does not, where nobody says one."""
@@ -414,6 +416,6 @@ def _question_of_request(
                 document[group] = value
     serves = document.get("task") == "infer"
     demanded = request.get("serving.max_sequences") if serves and ask["sequences"] else None
-    options = {**ask, "sequences": demanded, "plan": document}
-    options.pop("model", None)
+    asked = {key: held for key, held in ask.items() if key not in ("model", CURES)}
+    options = {**asked, "sequences": demanded, "plan": document}
     return "infer" if serves else "train", named, options

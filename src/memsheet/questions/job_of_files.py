@@ -409,6 +409,11 @@ def _key_of_job(read: FileReading) -> bool:
     return made is not None and any(at == made[0] for at, _ in read.unmodelled)
 
 
+def is_of_job(reads: Mapping[str, FileReading]) -> bool:
+    """Whether one of the files says so."""
+    return any(map(_key_of_job, reads.values()))
+
+
 def leaves_out_models(read: FileReading) -> bool:
     """Whether a file is of a job of several models that nothing bounds where a sheet has one of them; those
     of preferences are in its range.

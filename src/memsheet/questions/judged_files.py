@@ -34,6 +34,7 @@ from memsheet.questions.doubts_of_files import (
 from memsheet.questions.earlier_defaults import earlier_defaults_doubt, earlier_reading_doubt
 from memsheet.questions.expert_bits import expert_adapter_doubt, expert_bits_doubt
 from memsheet.questions.file_answers import (
+    CURES,
     AccountedJob,
     answer_in_host_memory,
     answer_with_changes,
@@ -177,7 +178,7 @@ def _judged_answer(
     files: JobFiles, job: AccountedJob, request: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> Answer | None:
     """The answer about the same files with another request, judged as they are."""
-    ask = {**job.ask, "fix": False}
+    ask = {**job.ask, "fix": False, CURES: False}
     answer = answer_with_changes(ask, request, {})
     changed = replace(job, ask=ask, whole=replace(job.whole, request=request), answer=answer)
     return judge_job(files, changed, flags, verdict_alone=True).answer
@@ -252,7 +253,7 @@ def _judge_several(
         mistakes = tuple(one for one in mistakes if one[0].id not in UNDER_A_SERVER)
     # what a change frees of one model's plan is not what it frees of the job
     mistakes = tuple((rule, replace(one, saves_bytes=None)) for rule, one in mistakes)
-    if job.ask.get("fix"):
+    if job.ask.get(CURES):
         text = files.texts.get(found.file.partition(":")[0], "")
         mistakes = (*mistakes, *mistakes_of_job(found, text))
     claimed = tuple((rule, claimed_fit(one, moved, flags, case)) for rule, one in mistakes)

@@ -23,7 +23,7 @@ CASES = [  # family, engine, the release before the first that names it, and tha
 
 @pytest.mark.parametrize(("family", "engine", "before", "first"), CASES)
 def test_a_release_before_the_first_is_refused_by_name(family, engine, before, first):
-    asked = {"gpus": "1xH200", "engine": engine, "max_model_len": 2048}
+    asked = {"gpus": "1xH200", "engine": engine, "max_model_len": 2048, "fix": False}
     with pytest.raises(InputError, match=f"no code for {family}, which {engine} serves since {first}"):
         infer({"model_type": family}, engine_version=before, **asked)
 
@@ -31,7 +31,7 @@ def test_a_release_before_the_first_is_refused_by_name(family, engine, before, f
 @pytest.mark.parametrize("case", CASES[:2])
 def test_the_first_release_serves_it(case):
     family, engine, _, first = case
-    asked = {"gpus": "1xH200", "engine": engine, "max_model_len": 2048, "engine_version": first}
+    asked = {"gpus": "1xH200", "engine": engine, "max_model_len": 2048, "engine_version": first, "fix": False}
     assert infer({"model_type": family}, **asked).serving is not None
 
 
@@ -44,7 +44,7 @@ OF_LIBRARY = [
 
 @pytest.mark.parametrize(("family", "before", "first"), OF_LIBRARY)
 def test_a_release_of_the_library_has_no_family_of_later_ones(family, before, first):
-    asked = {"gpus": "1xH200", "engine": "transformers"}
+    asked = {"gpus": "1xH200", "engine": "transformers", "fix": False}
     with pytest.raises(InputError, match=f"no code for {family}, which transformers serves since {first}"):
         infer({"model_type": family}, engine_version=before, max_model_len=2048, **asked)
     with pytest.raises(InputError, match=f"no code for {family}, which transformers has since {first}"):

@@ -335,12 +335,7 @@ def test_a_jobs_range_is_that_of_its_phases_and_its_doubt_is_told_first(case: st
 def test_no_mistake_stays_that_its_own_cure_mended(tmp_path: Path, case: str) -> None:
     """Of a job whose loss was told to make no whole logits, nothing says that it makes them."""
     file, text, gpus = CASES[case]
-    (tmp_path / file).write_text(text)
-    mended = [
-        str(one.cure)
-        for rule, one in memsheet.check(tmp_path / file, gpus=gpus).mistakes
-        if rule.id == "job-logits"
-    ]
+    mended = [str(one.cure) for rule, one in checked(case).mistakes if rule.id == "job-logits"]
     for words in mended:
         left = {rule.id for rule, _ in read_back(tmp_path, file, text, words, gpus).mistakes}
         assert not left & {"job-logits", "whole-logits"}, (case, words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from memsheet.exchange.plan_files import write_format_files
 from memsheet.exchange.shared.gguf_names import gguf_model_name
 from memsheet.plan.document import plan_document
 from memsheet.questions.recognised_files import PARSERS
+
+pytestmark = pytest.mark.usefixtures("without_changes")
 
 
 def said(text: str, name: str = "serve.sh") -> dict[str, Any]:
@@ -512,16 +513,3 @@ def test_a_model_that_sees_comes_with_its_projector_in_ollama(
     assert found.answer.verdict is not None
     assert found.answer.verdict.result is result
     assert any("projector" in one.why for one in found.moved) is (result is Result.UNCERTAIN)
-
-
-def test_a_shorter_context_is_told_in_ollamas_own_setting(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Cells of all slots are num_ctx of each (llm/llama_server.go:375)."""
-    (tmp_path / "a.sh").write_text("OLLAMA_NUM_PARALLEL=4 OLLAMA_CONTEXT_LENGTH=65536 ollama run qwen3:14b\n")
-    main(["check", str(tmp_path / "a.sh"), "--gpus", "1xRTX4090"])
-    shown = " ".join(capsys.readouterr().out.split())
-    told = re.search(r"sequences of ([\d,]+) tokens .*? replace num_ctx: 65536 by num_ctx: (\d+)", shown)
-    assert told is not None
-    assert int(told[1].replace(",", "")) == 4 * int(told[2])
-    assert "memsheet's own flag" not in shown
