@@ -11,6 +11,7 @@ from memsheet.errors import InputError
 from memsheet.plan.device import cluster_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import AttentionKind, Loss, RecomputeMode
+from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
 from memsheet.report.shared.plan_phrases import plan_choice_phrases
 from memsheet.resolve import Resolved, resolve_request
@@ -284,3 +285,14 @@ def test_a_layout_of_several_gpus_that_nobody_names_tells_the_other() -> None:
     plan = asked(gpus=2, zero=0).plan
     assert (plan.engine, plan.mesh.dp_replicate, plan.mesh.dp_shard) == ("transformers", 2, 1)
     assert not any("--zero 0" in line for line in asked(gpus=2, engine="fsdp2").assumed)
+
+
+def test_where_no_server_has_a_sheet_for_a_family_the_library_has() -> None:
+    """vLLM took MiniMax's lightning attention out, SGLang has none, and llama.cpp's is not listed here."""
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8}
+    kinds = ["linear_attention", "full_attention"] * 4
+    spec = read_hf_config(
+        {"model_type": "minimax", "num_hidden_layers": 8, "layer_types": kinds, "vocab_size": 1000, **sizes}
+    )
+    found = resolve_request({"task": "infer"}, spec, cluster_of(catalog.find_device("H100-80GB"), 8))
+    assert found.plan.engine == "transformers"

@@ -79,7 +79,7 @@ UNSERVED = {
     "mimo_v2_flash": Unserved((0, 0, 0), NARROW),
     "step3p5": Unserved((0, 0, 0), NARROW),
     "minimax_m3_vl_text": Unserved((0, 0, 0), "has an indexer without a list of operations yet"),
-    **dict.fromkeys(("bailing_moe", "bailing_moe_v2"), Unserved((0, 0, 0), "has no list of operations yet")),
+    **dict.fromkeys(("bailing_moe", "bailing_moe_v2", "minimax"), Unserved((0, 0, 0), "has no list of operations yet")),
     "longcat_flash": Unserved((0, 0, 0), "has two attentions a layer"),
 }
 """Families that would be read as others are, and are not built so (ggml-org/llama.cpp src/models)."""

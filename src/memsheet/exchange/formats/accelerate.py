@@ -107,7 +107,7 @@ def _read_sharding_strategy(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _is_flat(values: Values) -> bool:
-    return _read_distributed_type(values.get("distributed_type"), values)["engine"] == "fsdp1"
+    return bool(_read_distributed_type(values.get("distributed_type"), values)["engine"] == "fsdp1")
 
 
 def _offloads_params(asked: Values) -> Any:

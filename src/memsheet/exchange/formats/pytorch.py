@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.shared.built_models import BUILT, OPEN_SIZES, OWN_CODE, built_config
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values
+from memsheet.exchange.shared.flat_gathers import WRAPPED_KEYS
 from memsheet.exchange.shared.frozen_towers import FROZEN_TOWER
 from memsheet.exchange.shared.further_models import FROZEN, FURTHER, OWN_LOSS, WEIGHTS, further_moves
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES, gathered_moves, rows_of_card
@@ -167,6 +168,10 @@ def _of_training(key: str) -> Any:
     return lambda value, values: {} if _generates(values) else {key: value}
 
 
+def _of_flat(key: str) -> Any:
+    return lambda value, values: {key: value} if values.get(f"{LOOP}.wrap") == "fsdp1" else {}
+
+
 def _loop_row(at: str, back: Back, source: str = "the script's own text", usual: Any = None) -> Key:
     return read_only_row(f"{LOOP}.{at}", back, source, usual)
 
@@ -185,6 +190,7 @@ KEYS = (
     _loop_row("task", _read_task, usual="train"),
     _loop_row("wrap", _read_wrap),
     *(_loop_row(name, read_elsewhere) for name in ("strategy", "reshard", "gathered", "reduced", "implementation")),
+    *(_loop_row(name, _of_flat(name), source="torch/distributed/fsdp/fully_sharded_data_parallel.py:404-411") for name in WRAPPED_KEYS),
     _loop_row("offload", _read_offload, source="torch/distributed/fsdp/_fully_shard/_fsdp_api.py: CPUOffloadPolicy"),
     _loop_row("batch", _read_batch),
     _loop_row("length", _read_length),

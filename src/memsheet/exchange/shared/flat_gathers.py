@@ -48,3 +48,19 @@ def flat_gather_rows(
     )
     yield switch("forward_prefetch", usual=False)
     yield switch("limit_all_gathers", usual=True)
+
+
+SWITCHES = ("forward_prefetch", "limit_all_gathers")
+WRAPPED_KEYS = ("backward_prefetch", *SWITCHES)
+
+
+def wrapped_gathers(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the arguments of a call of FullyShardedDataParallel say of gathers, where they are written out
+    (torch 2.13 distributed/fsdp/fully_sharded_data_parallel.py:404-411); without a prefetch there is none.
+    """
+    found = {name: said[name] for name in SWITCHES if isinstance(said.get(name), bool)}
+    if "backward_prefetch" not in said:
+        return found
+    word = said["backward_prefetch"]
+    when = "none" if word is None else _KNOWN.get(str(word).rpartition(".")[2].upper())
+    return {**({"backward_prefetch": when} if when else {}), **found}

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.exchange.shared.file_format import KEYWORDS, UNSET
+from memsheet.exchange.shared.flat_gathers import wrapped_gathers
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL
 from memsheet.exchange.shared.python_config import named_calls
 from memsheet.exchange.shared.python_module import Module, Tree
@@ -107,6 +108,7 @@ def _fsdp_keys(module: Module, said: Mapping[str, Any], *, away: bool) -> dict[s
     return {
         "wrap": FSDP,
         "strategy": str(sharding).rpartition(".")[2],
+        **wrapped_gathers(said),
         **({"offload": offload} if offload in (True, UNSET) else {}),
         **({"recompute": True} if recomputes else {}),
         **({} if policy else {ONE_UNIT: True}),

@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.exchange.shared.built_models import OWN_CODE, built_model_keys
 from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.flat_gathers import wrapped_gathers
 from memsheet.exchange.shared.further_models import frozen_key, model_loads, own_loss_key
 from memsheet.exchange.shared.gathered_outputs import DATA_PARALLEL, DEVICES
 from memsheet.exchange.shared.generation_script import generation_sizes, makes_pipeline, pipeline_loads
@@ -374,6 +375,7 @@ def _wrapper_keys(module: Module) -> dict[str, Any]:
             else {}
         ),
         **({"reshard": kept} if isinstance(kept, bool) else {}),
+        **(wrapped_gathers(found[wrap]) if wrap == "fsdp1" else {}),
         **({"offload": offload} if (offload := _offload_of(found.get(wrap, {}))) is not None else {}),
     }
 

@@ -54,7 +54,7 @@ IS_THERE = "is_available"
 NUMBERS: Mapping[str, type] = {"int": int, "float": float, "str": str}
 PATHS = frozenset({"os.path.join", "Path", "pathlib.Path", "os.path.expanduser", "os.path.abspath"})
 """What makes a path of its arguments."""
-NAMED_CONSTANTS = ("torch", "ShardingStrategy")
+NAMED_CONSTANTS = ("torch", "ShardingStrategy", "BackwardPrefetch")
 """What holds dtypes and other constants that are read by their names."""
 DEEPEST, LONGEST_NUMBER = 24, 64
 

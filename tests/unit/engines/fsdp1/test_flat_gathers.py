@@ -11,6 +11,7 @@ from memsheet.exchange.formats.accelerate import FORMAT as ACCELERATE
 from memsheet.exchange.formats.axolotl import FORMAT as AXOLOTL
 from memsheet.exchange.formats.transformers import FORMAT as TRAINER
 from memsheet.exchange.shared.file_format import Format
+from memsheet.questions.recognised_files import recognise_files
 
 F = "fsdp_config"
 OF_LAUNCHER = {"distributed_type": "FSDP", f"{F}.fsdp_version": 1}
@@ -55,6 +56,32 @@ def test_an_older_word_stands_for_the_newer_one_and_the_second_version_has_none(
     older = {**OF_LAUNCHER, f"{F}.fsdp_backward_prefetch_policy": "BACKWARD_POST"}
     assert read(ACCELERATE, older) == {"backward_prefetch": "post"}
     assert read(ACCELERATE, {**OF_LAUNCHER, f"{F}.fsdp_version": 2}) == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("", {}),
+        (", forward_prefetch=True, limit_all_gathers=False", {"forward_prefetch": True, "limit_all_gathers": False}),
+        (", backward_prefetch=BackwardPrefetch.BACKWARD_POST", {"backward_prefetch": "post"}),
+        (", backward_prefetch=None", {"backward_prefetch": "none"}),
+    ],
+)  # fmt: skip
+def test_a_loop_says_it_where_it_wraps_a_model(written: str, read: dict[str, Any]) -> None:
+    """torch's own default, where nobody says it, is the engine's."""
+    loop = f"""from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel as FSDP
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+model = FSDP(model, use_orig_params=True{written})
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+"""
+    reads, _ = recognise_files({"train.py": loop}, ())
+    found = {key: held for one in reads.values() for key, held in one.request.items()}
+    assert found["engine"] == "fsdp1"
+    assert {key: found[key] for key in found if "prefetch" in key or "gathers" in key} == read
 
 
 def test_what_is_gathered_ahead_takes_a_unit_and_a_host_that_waits_for_nothing_many() -> None:
