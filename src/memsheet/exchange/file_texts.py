@@ -142,8 +142,8 @@ def _recognise_format(name: str, text: str, parsers: Mapping[str, Parser]) -> Fi
             ):
                 tree, remarks = _with_own_defaults(name, text, found)
                 values = dict(flatten_tree(tree, whole=form.whole))
-                told = form.named(name, values) if form.named else {}
-                known = read_format_values(form, {**values, **told})
+                by_name = form.named(name, values) if form.named else {}
+                known = read_format_values(form, {**values, **by_name})
                 return _resolve_release(form, text, replace(known, assumed=(*known.assumed, *remarks)))
     why = data_of("json" if name.endswith(".json") else "yaml")
     if name.endswith(".toml"):

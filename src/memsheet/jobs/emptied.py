@@ -49,7 +49,8 @@ def _passed_since_emptied(
     where no other does.
     """
     processes = {one.name: one.process for one in roles}
-    at, passed = phases.index(phase), []
+    at = phases.index(phase)
+    passed: list[Phase] = []
     for before in [*phases[:at][::-1], *phases[at + 1 :][::-1]]:
         if processes.get(before.active or "", role.process) != role.process:
             return passed

@@ -294,9 +294,9 @@ def _nodes_given(module: Module, call: ast.Call) -> Iterator[ast.AST]:
     yield from ast.walk(call)
     names = {one.id for one in call.args if isinstance(one, ast.Name)}
     for node in ast.walk(module.tree):
-        listed = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple | ast.List)
-        if listed and any(isinstance(one, ast.Name) and one.id in names for one in node.targets):
-            yield from ast.walk(node.value)
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Tuple() | ast.List()) if name in names:
+                yield from ast.walk(node.value)
 
 
 def _arguments_named(*nodes: ast.AST) -> str | None:

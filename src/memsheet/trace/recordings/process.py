@@ -16,6 +16,7 @@ from typing import Any
 from memsheet.errors import IN_BROWSER, InputError, Problem, input_error
 from memsheet.trace.parent import PYTHON, end_group, environment_of
 
+COMMAND = (*PYTHON, "-m", "memsheet.trace.recordings.worker")
 MOST_S = 600
 """A recording of the largest models takes some tens of seconds, of code that loops over tokens minutes on a
 busy machine; as long as a trace may take.
@@ -45,6 +46,9 @@ def _answer_line(request: str) -> str:
         line = process.stdout.readline() if ready else ""
     except (BrokenPipeError, OSError):
         line = ""
+    except BaseException:  # who asked is interrupted: the answer would be the next one's
+        stop_recorder()
+        raise
     if not line:
         code = process.poll()
         stop_recorder()
@@ -85,7 +89,7 @@ def _started() -> subprocess.Popen[str]:
         raise input_error("torch", None, "runs a model's own code, and is not there in a browser", IN_BROWSER)
     if _running is None or _running.poll() is not None:
         _running = subprocess.Popen(  # noqa: S603 - our own interpreter, our own module
-            [*PYTHON, "-m", "memsheet.trace.recordings.worker", str(os.getpid())],
+            [*COMMAND, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

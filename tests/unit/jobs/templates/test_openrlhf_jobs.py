@@ -254,6 +254,19 @@ def _teacher_at_rest(found: Checked) -> int:
     )
 
 
+def test_what_learns_from_marks_of_steps_is_a_model_of_its_own(tmp_path: Path) -> None:
+    """With the whole vocabulary's head, and with nothing beside it."""
+    script = KD.replace("train_kd", "train_prm").replace(
+        "--teacher_model Qwen/Qwen3-1.7B", "--reward_tokens + -"
+    )
+    found = checked(tmp_path, "", f"{script} 3")
+    assert found.answer is not None
+    assert found.answer.job is None
+    (read,) = found.reads.values()
+    assert (read.form.name, read.unknown, read.unmodelled) == ("openrlhf", (), ())
+    assert [one.at for one in found.moved] == ["logits"]
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("offload", ["", "--ds.adam_offload"])
 def test_every_model_stays_whatever_of_the_optimizer_is_on_the_host(

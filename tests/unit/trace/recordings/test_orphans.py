@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from memsheet.trace.recordings import process
+
 ASKER = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-m", "memsheet.trace.recordings.worker", str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True)
@@ -50,3 +52,28 @@ def test_it_ends_with_the_process_that_started_it_though_its_input_stays_open(la
         raise AssertionError("it is still there")
     os.close(reading)
     os.close(writing)
+
+
+ECHO = """
+import json, sys
+for line in sys.stdin:
+    print(json.dumps({"echo": json.loads(line)["ways"]}), flush=True)
+"""
+
+
+def test_who_is_interrupted_leaves_no_answer_to_the_next(monkeypatch):
+    """Ctrl-C in a notebook, and the next question there is not given the answer of the last."""
+    monkeypatch.setattr(process, "COMMAND", (sys.executable, "-c", ECHO))
+    asked = {"config": {}, "ways": ["first"]}
+    with monkeypatch.context() as context:
+        context.setattr(process.select, "select", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            process.ask_recorder(asked)
+    try:
+        assert process.ask_recorder({**asked, "ways": ["second"]}) == {"echo": ["second"]}
+    finally:
+        process.stop_recorder()
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt

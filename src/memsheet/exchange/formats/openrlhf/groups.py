@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.exchange.formats.openrlhf.launches import DPO, KD, KTO, REWARD, RL, SFT, own_place
+from memsheet.exchange.formats.openrlhf.launches import DPO, KD, KTO, PRM, REWARD, RL, SFT, own_place
 from memsheet.exchange.shared.file_format import Values
 from memsheet.exchange.shared.launched_script import PROGRAM
 from memsheet.late import late_functions
@@ -18,13 +18,13 @@ with late_functions(__name__):
 
 
 ACTOR, REFERENCE, CRITIC, SCORER, ROLLOUT = "actor", "ref", "critic", "reward", "vllm"
-LENGTHS = {RL: 2048, SFT: 2048, DPO: 512, REWARD: 512, KTO: 2048, KD: 2048}
+LENGTHS = {RL: 2048, SFT: 2048, DPO: 512, REWARD: 512, KTO: 2048, KD: 2048, PRM: 2048}
 """``--data.max_len`` (cli/train_ppo_ray.py:379, train_sft.py:284, train_dpo.py:318, train_rm.py:298;
-OpenRLHF/OpenRLHF-M 2bf6337 openrlhf/cli/train_kd.py:204).
+OpenRLHF/OpenRLHF-M 2bf6337 openrlhf/cli/train_kd.py:204, train_prm.py:181).
 """
-ROWS = {RL: 1, REWARD: 1}
-"""``--train.micro_batch_size`` (cli/train_ppo_ray.py:393, train_rm.py:246); eight elsewhere
-(train_sft.py:166, train_dpo.py:188).
+ROWS = {RL: 1, REWARD: 1, PRM: 1}
+"""``--train.micro_batch_size`` (cli/train_ppo_ray.py:393, train_rm.py:246; OpenRLHF/OpenRLHF-M 2bf6337
+openrlhf/cli/train_prm.py:161); eight elsewhere (train_sft.py:166, train_dpo.py:188).
 """
 USUAL_ROWS = 8
 BATCH, BUDGET = 128, 16192

@@ -22,9 +22,10 @@ with late_functions(__name__):
 
 
 RL, SFT, DPO, REWARD, KTO, KD = "train_ppo_ray", "train_sft", "train_dpo", "train_rm", "train_kto", "train_kd"
-PROGRAMS = (RL, SFT, DPO, REWARD, KTO, KD)
-"""Programs that train (cli); the last two are of releases before 0.10 (0366071 cli/train_kto.py;
-OpenRLHF/OpenRLHF-M 2bf6337 openrlhf/cli/train_kd.py).
+PRM = "train_prm"
+PROGRAMS = (RL, SFT, DPO, REWARD, KTO, KD, PRM)
+"""Programs that train (cli); the last three are of releases before 0.10 (0366071 cli/train_kto.py;
+OpenRLHF/OpenRLHF-M 2bf6337 openrlhf/cli/train_{kd,prm}.py: whole logits, of which marks are learnt from).
 """
 MODULE = late_pattern(r"openrlhf\.cli\.\w+")
 FILE = late_pattern(rf"(?:.*/)?(?:{'|'.join(PROGRAMS)})\.py")

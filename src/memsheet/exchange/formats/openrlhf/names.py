@@ -40,7 +40,7 @@ KNOWN = frozenset({
     "rejected_key", "input_template", "apply_chat_template", "tokenizer_chat_template", "multiturn", "pretrain_mode", "use_wandb", "wandb_org", "wandb_group",
     "wandb_project", "wandb_run_name", "use_tensorboard", "dynamic_filtering", "dynamic_filtering_reward_range", "perf", "ipo", "label_smoothing",
     "nll_loss_coef", "aux_loss_coef", "ptx_coef", "actor_init_on_gpu", "policy_loss_type", "ema_beta", "vllm_generate_batch_size", "desirable_loss_weight",
-    "undesirable_loss_weight", "kd_coef", "compute_fp32_loss", "margin_loss", "loss",
+    "undesirable_loss_weight", "kd_coef", "compute_fp32_loss", "margin_loss", "loss", "placeholder_token", "reward_tokens",
 })  # fmt: skip
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     "ds.tensor_parallel_size": (1,), "ds.use_liger_kernel": (False,), "ds.deepcompile": (False,), "ds.grad_accum_dtype": (), "ds.experts_implementation": (),
