@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.exchange.shared.launched_script import PYTHON, Launch, script_launches
 from memsheet.exchange.shared.named_server import NamedServer
 from memsheet.exchange.shared.script_places import ONE_PROCESS
+from memsheet.exchange.shared.serve_command import SKYPILOTS_COUNT
 from memsheet.exchange.shared.serve_pods import starts_a_server, tree_of
 from memsheet.exchange.shared.slurm_environment import submitted_variables
 from memsheet.exchange.shared.visible_cards import DIRECTIVES, EACH_NODE, ELSEWHERE
@@ -22,7 +23,7 @@ with late_functions(__name__):
     from memsheet.exchange.shared.device_labels import least_cards
 
 
-ACCELERATORS, COUNT = "resources.accelerators", "SKYPILOT_NUM_GPUS_PER_NODE"
+ACCELERATORS = "resources.accelerators"
 _DIRECTIVE = late_pattern(r"^#SBATCH.*\n", re.MULTILINE)
 _TRAINS = late_pattern(
     r"train|tune|sft|dpo|ppo|rlhf|(?<![a-z])(?:grpo|rl|lora|distill)(?![a-z])", re.IGNORECASE
@@ -131,9 +132,9 @@ def _task_exports(tree: Mapping[str, Any], gpus: int | None, least: int | None) 
         if str(name).isidentifier() and isinstance(value, str | int | float):
             yield f"export {name}={shlex.quote(str(value))}"
     if gpus is not None:
-        yield f"export {COUNT}={gpus}"
+        yield f"export {SKYPILOTS_COUNT}={gpus}"
     elif least is not None:
-        yield f'export {COUNT}="${{{COUNT}:-{least}}}"'
+        yield f'export {SKYPILOTS_COUNT}="${{{SKYPILOTS_COUNT}:-{least}}}"'
 
 
 def _install_lines(setup: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from memsheet.exchange import find_format
@@ -269,15 +269,31 @@ def _of_one_process(found: Launch, form: Format, values: Mapping[str, Any]) -> d
 LENGTH = f"{SCRIPT}.max_length"
 
 
+class _FrozenFlags(dict[str, Any]):
+    """Flags that nobody changes, by what they are written as."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(repr(sorted(self.items())))
+
+
+@lru_cache(maxsize=32)
+def _started_values(text: str, given: _FrozenFlags) -> Mapping[str, Any]:
+    """What a script for the Trainer says with flags; a job's files are read more than once, and a text for
+    each of its own flags.
+    """
+    started = find_format("transformers").started
+    try:
+        return started(text, given) if started else {}
+    except (ValueError, TooMuchError):
+        return {}
+
+
 def _trainer_values(found: Launch, text: str) -> Mapping[str, Any]:
     """What a script for the Trainer says with the flags that it is started with: those that are the Trainer's
     own arguments, and those of its own that stand for one; nothing of any other script.
     """
     form = find_format("transformers")
-    try:
-        said = form.started(text, values_given(found, text)) if text and form.started else {}
-    except (ValueError, TooMuchError):
-        return {}
+    said = _started_values(text, _FrozenFlags(values_given(found, text))) if text else {}
     if not said:
         return {}
     flat = dict(flatten_tree(said, whole=form.whole))

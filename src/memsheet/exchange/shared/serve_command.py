@@ -299,6 +299,10 @@ def without_worker_flags(
     return {**rest, WORKER_FLAGS: " ".join(own)} if own else rest
 
 
+SKYPILOTS_COUNT = "SKYPILOT_NUM_GPUS_PER_NODE"
+"""Nobody's default: what the accelerators that were found set it to, of which the fewest are counted."""
+
+
 def variable_default_remarks(text: str) -> tuple[str, ...]:
     """Defaults of variables that a script's first server takes, in words."""
     known, found = around.Variables(), dict[str, str]()
@@ -309,7 +313,9 @@ def variable_default_remarks(text: str) -> tuple[str, ...]:
                 found.update({name: default for name, default in around.unset_variables(word) if default})
             break
     return tuple(
-        f"{'argument ' * name.isdecimal()}{name} is taken as its default {default}"
+        f"{name} is taken as {default}, the fewest of the accelerators that the task may get"
+        if name == SKYPILOTS_COUNT
+        else f"{'argument ' * name.isdecimal()}{name} is taken as its default {default}"
         for name, default in found.items()
     )
 

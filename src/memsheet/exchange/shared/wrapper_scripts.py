@@ -36,9 +36,12 @@ def wrapped_call(text: str) -> WrappedCall | None:
     if len(text) > LONGEST_WRAPPER:
         return None
     try:
-        statements = ast.parse(text).body
+        return _one_call(ast.parse(text).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def _one_call(statements: list[ast.stmt]) -> WrappedCall | None:
     imported = {
         held.asname or held.name: (str(node.module), held.name)
         for node in statements
@@ -47,9 +50,9 @@ def wrapped_call(text: str) -> WrappedCall | None:
     }
     calls = [call for node in statements for call in _calls(node)]
     called = [call for call in calls if call is None or ast.unparse(call.func) not in SEARCH_PATH]
-    if len(called) != 1 or called[0] is None:
+    call = called[0] if len(called) == 1 else None
+    if call is None:
         return None
-    (call,) = called
     module, name = imported.get(ast.unparse(call.func), ("", ""))
     given = (*call.args, *(word.value for word in call.keywords))
     if not module or not all(isinstance(value, ast.Constant) for value in given):

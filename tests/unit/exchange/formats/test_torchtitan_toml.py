@@ -1,5 +1,6 @@
 """torchtitan's TOML: what is written, what is refused, and its own example."""
 
+import contextlib
 import tomllib
 from typing import Any
 
@@ -197,7 +198,15 @@ def test_a_present_place_is_never_overwritten_by_an_older_one() -> None:
     found = reading(OLDER.replace("batch_size = 3", "batch_size = 3\nlocal_batch_size = 5"))
     assert found.request["microbatch"] == 5
     assert any("batch_size" in at for at, _ in found.unknown)
+    both = reading(OLDER.replace("batch_size = 3", "data_parallel_degree = 7"))
+    assert both.request["mesh.dp_shard"] == 4
     assert not reading(written()).unmodelled
+
+
+@pytest.mark.parametrize("held", ["5", "[1]", "'a'"])
+def test_an_older_key_beside_no_table_is_read_without_a_fault(held: str) -> None:
+    with contextlib.suppress(InputError):
+        reading(f"parallelism = {held}\n{OLDER}")
 
 
 @pytest.mark.parametrize(("gpus", "result"), [("8xH100-80GB", "fits"), ("1xRTX4090", "does_not_fit")])

@@ -52,7 +52,7 @@ def test_a_task_that_serves_has_its_environment_and_cards() -> None:
     for choice in ("{H100:1, A100-80GB:2}", "[A100-80GB:2, H100]"):
         least = read_text("a.yaml", TASK.format(choice), PARSERS)
         assert (least.request["mesh.tp"], least.unmodelled) == (1, ())
-        assert any("SKYPILOT_NUM_GPUS_PER_NODE" in one for one in least.assumed)
+        assert any("SKYPILOT_NUM_GPUS_PER_NODE is taken as 1, the fewest" in one for one in least.assumed)
 
 
 def test_a_container_that_runs_a_shell_is_read_by_what_the_shell_runs() -> None:

@@ -327,6 +327,7 @@ def test_the_call_that_a_wrapper_makes_is_found(call: str) -> None:
         CALLS_ALONE.replace("import os, sys", "x = ("),
         CALLS_ALONE + "#" * LONGEST_WRAPPER,
         "(" * 4000,
+        "from a import a\n" + ".".join(["a"] * 1900) + "()",
         "",
     ],
 )

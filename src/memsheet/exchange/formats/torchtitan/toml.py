@@ -137,23 +137,24 @@ def _parse_toml_text(text: str) -> Mapping[str, Any]:
     """Tables with the keys of an older release in their present places, and which they were."""
     found = parse_toml(text.encode(), "file")
     tables = {name: dict(held) if isinstance(held, Mapping) else held for name, held in found.items()}
-    older = [at for at, now in OLDER_PLACES.items() if _has_place(tables, at) and not _has_place(tables, now)]
-    for table, key, now in ((*at.split("."), OLDER_PLACES[at].split(".")) for at in older):
-        tables.setdefault(now[0], {})[now[1]] = tables[table].pop(key)
+    older = [at for at, now in OLDER_PLACES.items() if _is_moved(tables, at, now)]
     if not older:
         return found
     optimizer = tables.get("optimizer")
-    if (
-        isinstance(optimizer, dict) and "implementation" not in optimizer
-    ):  # 4b3f2e4 torchtitan/optimizer.py:23-31
+    if isinstance(optimizer, dict) and "implementation" not in optimizer:
+        # 4b3f2e4 torchtitan/optimizer.py:23-31
         optimizer["implementation"] = "fused" if optimizer.pop("fused", False) is True else "foreach"
     return {**tables, OLDER: f"older than {VERSION}, by its {', '.join(older)}: a step may keep other bytes"}
 
 
-def _has_place(tables: Mapping[str, Any], at: str) -> bool:
-    table, key = at.split(".")
-    held = tables.get(table)
-    return isinstance(held, dict) and key in held
+def _is_moved(tables: dict[str, Any], at: str, now: str) -> bool:
+    """Whether a key stands at its older place alone, and is brought to its present one."""
+    (table, key), (newer, name) = at.split("."), now.split(".")
+    held, kept = tables.get(table), tables.setdefault(newer, {})
+    if not isinstance(held, dict) or not isinstance(kept, dict) or key not in held or name in kept:
+        return False
+    kept[name] = held.pop(key)
+    return True
 
 
 def _toml_switch_row(at: str, key: str, line: int) -> Key:
