@@ -167,7 +167,7 @@ FORMS = (
     Form("shared memory", re.compile(r"UsageofEmptyDirvolume\"?\S{0,20}?(?:shm|memory)\S{0,20}?\"?exceedsthelimit"), _shared_memory),
     Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|Cannotallocatememory\(oserror12\)|fork:(?:retry:)?(?:Resourcetemporarilyunavailable)?Cannotallocatememory|fatalerror:runtime:(?:outofmemory|cannotallocatememory)|(?:Memorymappingfile|mmap)failed:Cannotallocatememory"), refused_array),
     Form("pinned", re.compile(r"(?:[Ff]ailed(?:toallocate|allocating)|ouldnotallocate)\S{0,60}?pinnedhost|failedtoalloc\d{1,18}bytesonhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), refused_pinned),
-    Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|[Ee]xit(?:ed|s|ing)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|Childprocesswith(?:PID|pid)\d{1,9}terminatedwithcode-9\b|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
+    Form("signal", re.compile(r"exitcode:?-9(?!\d)|returncode(?:=|:)?-9(?!\d)|[Ee]xit(?:ed|s|ing)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|Childprocesswith(?:PID|pid)\d{1,9}terminatedwithcode-9(?!\d)|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")
 """Forms that say who killed and why, and so more than the signal alone."""
