@@ -6,6 +6,7 @@ issue's box or a test's report wrapped, in the middle of a word if need be, is w
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -44,6 +45,9 @@ _PREFIX = re.compile(
       (?:\ {0,3}[\w.:<>-]{1,80}\ {1,3}[|-](?=\s))?                     # columns of loggers
     | [EWIF]\d{4}\ \d\d:\d\d:\d\d\.\d{1,9}\s{1,4}\d{1,9}\ [\w./-]{1,80}:\d{1,6}\]  # glog
     | \[?[\w./-]{1,80}\.(?:py|cpp|cc):\d{1,6}\]
+    | [A-Z][a-z]{2}\ [ \d]\d\ \d\d:\d\d:\d\d\ [\w.-]{1,80}\ [\w./@-]{1,80}(?:\[\d{1,9}\])?:(?=\s|$)  # journald
+    | -\ [\w.]{1,80}\ -\ (?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\ -(?=\s)  # logging, of Python
+    | [\w.-]{1,60}-\d{1,3}\s{1,4}\|(?=\s|$)                            # docker compose
     | E(?=\ {3})                                                     # pytest
     | >(?=\s)
     | std(?:out|err)\ [FP](?=\s)                                     # containers
@@ -251,15 +255,48 @@ def _signs_that_may_stand(raw: bytes, signs: tuple[bytes, ...]) -> tuple[bytes, 
 def _raw_lines(text: str) -> Iterable[str]:
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
+    if "{" in text or "msg=" in text or "message=" in text:
+        text = "\n".join(map(_carried_text, text.split("\n")))
     if "\\n" in text and text.count("\n") * 20 < text.count("\\n") + 20:  # an answer of a server, escaped
         text = text.replace("\\\\n", "\n").replace("\\n", "\n").replace('\\"', '"')
     if "&" in text:
         text = _ENTITY.sub(lambda found: _ENTITIES[found[1]], text)
+    if "<" in text:
+        text = _TAGS.sub("\n", text)
     empty = 0
-    for line in text.replace("\r", "\n").split("\n"):
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         empty = 0 if line else empty + 1
         if empty <= MOST_EMPTY:
             yield line[:LONGEST_LINE]
+
+
+_TAGS = re.compile(r"</?(?:pre|code|br)(?:\s[^<>\n]{0,100})?/?>")
+_LOGFMT = re.compile(
+    r"\s{0,8}(?:time|ts|t|timestamp)=\S{1,60}\s(?:level|lvl)=\w{1,10}\s(?:msg|message)=\"(?P<said>.{0,8000})\"\s{0,4}$"
+)  # fmt: skip
+SAID = ("message", "msg", "log", "text", "MESSAGE")
+AROUND = frozenset((
+    "ts", "t", "time", "timestamp", "@timestamp", "asctime", "date", "level", "lvl", "severity", "levelname", "logger", "name", "module", "stream", "pod", "container", "namespace",
+    "host", "hostname", "service", "app", "caller", "source", "file", "filename", "lineno", "func", "funcName", "thread", "pid", "rank", "process", "node", "tag", "labels", "id", "_p",
+))  # fmt: skip
+"""Keys under which loggers and collectors put what a program said, and what they put around it."""
+LONGEST_RECORD = 64 * 2**10
+
+
+def _carried_text(line: str) -> str:
+    """What a program said, of a line in which a logger carries it as JSON or as pairs, and nothing but what
+    it puts around it; any other line as it is.
+    """
+    bare = line.strip()
+    if bare[:1] == "{" and bare[-1:] == "}" and len(bare) <= LONGEST_RECORD:
+        try:
+            record = json.loads(bare)
+        except (ValueError, RecursionError):
+            return line
+        told = [key for key in SAID if isinstance(record.get(key), str)]
+        return record[told[0]] if len(told) == 1 and set(record) <= AROUND | {told[0]} else line
+    found = _LOGFMT.match(line) if "msg=" in line or "message=" in line else None
+    return found["said"].replace('\\"', '"') if found else line
 
 
 def without_prefixes(line: str) -> str:

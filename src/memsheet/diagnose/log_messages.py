@@ -131,6 +131,37 @@ def is_servers_own(message: Message) -> bool:
     return any(message.judge is form.judge for form in OWN_FORMS)
 
 
+def figures_behind(first: Message, messages: Sequence[Message]) -> Message | None:
+    """The allocator's own figures right behind a server's words of the same failure, where these come
+    first.
+    """
+    if not stands_in(first):
+        return None
+    near = (each for each in messages if 0 <= each.line - first.line <= SAME_FAILURE)
+    return next((each for each in near if each.judge is None and "allocated" in each.facts), None)
+
+
+def stand_in_behind(first: Message, messages: Sequence[Message]) -> Message | None:
+    """The words of a server behind a request that failed, which name what asked for it."""
+    near = (each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE)
+    return next((each for each in near if stands_in(each)), None)
+
+
+def stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
+    """What speaks for a first message without figures: the words of its server behind it, or the same failure
+    told again with its size.
+    """
+    if "free" in first.facts:
+        return None
+    behind = [each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE]
+    sized = (
+        each for each in behind
+        if each.judge is not None and each.judge is first.judge and len(each.facts) > len(first.facts)
+        and (not first.facts or each.line - first.line <= SAME_PLACE)
+    )  # fmt: skip
+    return stand_in_behind(first, messages) or next(sized, None)
+
+
 def context_facts(log: Log) -> dict[str, Interval]:
     """What lines besides the message say of memory."""
     table = nvidia_smi.card_table(log)

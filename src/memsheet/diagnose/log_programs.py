@@ -46,6 +46,7 @@ PROGRAMS = (
             "text-generation-inference",
         ),
     ),
+    ("LMDeploy", ("/lmdeploy/", "lmdeploy serve", " - lmdeploy - ", "lmdeploy.pytorch")),
     ("verl", ("/verl/", "actor_rollout_ref", "verl.trainer")),
     ("TRL", ("/trl/trainer/", "SFTConfig", "trl sft")),
     ("OpenRLHF", ("/openrlhf/", "openrlhf.cli", "OpenRLHF")),
@@ -83,7 +84,7 @@ PROGRAMS = (
     ("diffusers", ("diffusers/",)),
 )
 """Programs by what only their logs hold; the first that is found speaks."""
-SERVERS = ("vLLM", "SGLang", "text-generation-inference")
+SERVERS = ("vLLM", "SGLang", "text-generation-inference", "LMDeploy")
 DRAWS = ("ComfyUI", "stable-diffusion-webui", "InvokeAI")
 """Programs that make pictures, and train nothing."""
 _SPEAKERS = (
@@ -95,7 +96,7 @@ _SPEAKERS = (
 """Programs by the names of their processes, which stand before what these say: vllm/v1/engine/core.py,
 vllm/v1/executor/multiproc_executor.py, verl/workers/rollout, slime/ray, openrlhf/trainer/ray.
 """
-SERVER_CODE = ("/vllm/", "/sglang/", "/text_generation_server/")
+SERVER_CODE = ("/vllm/", "/sglang/", "/text_generation_server/", "/lmdeploy/")
 
 
 def program_of_speaker(log: Log, line: int) -> str:

@@ -427,6 +427,9 @@ _POOLED = re.compile(
     r"Memory pool end|KV Cache is allocated|GPU KV cache size: \d|# (?:GPU|CUDA|cuda) blocks: [1-9]"
     r"|(?:Prefill|Decode) batch[. \[]|Avg prompt throughput: "
     r"|Setting max batch total tokens to \d"  # text-generation-inference's router
+    # lmdeploy/pytorch/engine/executor/base.py
+    r"|CacheConfig: num_gpu_blocks: [1-9]|CacheConfig\(.{0,200}num_gpu_blocks=[1-9]"
+    r"|\"POST /(?:v\d/|generate|chat|completions?)\S{0,60} HTTP/1\.\d\" 200"  # uvicorn's line of a request
     r"|Available KV cache memory: \d"  # vllm/v1/worker/gpu_worker.py, determine_available_memory
     r"|Capture cuda graph begin|Capturing (?:CUDA graph|batches)|Capturing the model for CUDA graphs"
 )

@@ -48,6 +48,7 @@ _MADE = (
     (re.compile(r"\bsoftmax\(\s{0,3}scores\b"), SCORES),
     (re.compile(r"\b(?:attn|att|scores|sim|dots|attention|attn_weights)\s{0,3}=(?!=)\s{0,3}(?:self\.)?(?:attn|att|scores|sim|dots|attention|attn_weights)\.softmax\("), SCORES),
     (re.compile(r"\b(?:attn|att|scores|sim|dots|attn_weights)\s{0,3}=(?!=)\s{0,3}(?:torch\.)?einsum\("), SCORES),
+    (re.compile(r"(?<![\w.])self\.(?:gate_up_proj|gate_proj|up_proj|down_proj|c_fc|dense_h_to_4h|dense_4h_to_h|linear_fc[12])\("), FEED_FORWARD),
     (re.compile(r"\b(?:act_fn|activation)\(\s{0,3}self\.(?:gate|w1)|\bintermediate_act_fn\("), FEED_FORWARD),
     (re.compile(r"\bscores\s{0,3}=(?!=).{0,40}\b(?:matmul|bmm)\((?:.{0,40}\btranspose\(|\s*$)", re.MULTILINE), SCORES),
     (re.compile(r"\b\w{0,20}(?:key|value)_cache\s{0,3}=(?!=)\s{0,3}torch\.(?:zeros|empty)\("), SERVER_CACHE),

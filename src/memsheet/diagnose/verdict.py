@@ -25,13 +25,15 @@ from memsheet.diagnose.identities import product_of_text, tensor_of
 from memsheet.diagnose.interval import Interval, size_words, sum_intervals
 from memsheet.diagnose.log_messages import (
     SAME_FAILURE,
-    SAME_PLACE,
     SIGNS,
     context_facts,
     failing_messages,
+    figures_behind,
     first_of_each_card,
     fullest_of_card,
     is_servers_own,
+    stand_in,
+    stand_in_behind,
     stands_in,
 )
 from memsheet.diagnose.message import NO, Cause, Cure, Judgement, Message, Term
@@ -43,7 +45,9 @@ from memsheet.diagnose.messages import (
     memory_summary,
     nvidia_smi,
 )
+from memsheet.diagnose.messages.colocated import SHARE
 from memsheet.diagnose.messages.holders import name_holders
+from memsheet.diagnose.messages.stated import share_called
 from memsheet.diagnose.printed import Printed
 from memsheet.diagnose.rules import judge_figures
 from memsheet.diagnose.signs import Signs, read_signs
@@ -64,6 +68,14 @@ HANDED_OVER = (
 )  # fmt: skip
 """Where somebody else than the trainer's own allocator lacks what the trainer keeps without tensors."""
 NONE_FOUND = "no memory error found"
+FILLS_ITS_SHARE = (
+    "a server takes its share of the card for its KV cache when it starts, {} here, whatever its model needs: a full card is no "
+    "shortage; {} sets the share"
+)  # fmt: skip
+CAUGHT = (
+    "{} failed and {} caught: the program went on, with a retry that succeeded or without what was refused, "
+    "and nothing has to change"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +145,9 @@ def _other_card_notes(
 
 def _judged_message(first: Message, messages: list[Message], log: Log, known: Axes) -> Diagnosis:
     """The first message's verdict; a server's own words behind it say more than its bytes."""
+    told, first = first, figures_behind(first, messages) or first
     own = next(
-        (each for each in messages if is_servers_own(each) and 0 <= each.line - first.line <= SAME_FAILURE),
+        (each for each in messages if is_servers_own(each) and 0 <= each.line - told.line <= SAME_FAILURE),
         None,
     )
     signs = _signs_with_plan(read_signs(log, first.line), known)
@@ -144,7 +157,8 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         table = nvidia_smi.card_table(log) or _table_of_list(figures, nvidia_smi.listed_holders(log))
         figures = _with_processes_of_table(figures, table, first.words.get("device", ""))
     facts = figure_facts(figures) if figures else _named_facts(first)
-    speaker = own or _stand_in(first, messages) or first
+    named = told if told is not first and stands_in(told) else stand_in_behind(first, messages)
+    speaker = own or stand_in(first, messages) or first
     if speaker.judge is not None:
         judged = speaker.judge(speaker, log)
         if speaker.kind in WITHOUT_WORDS or len(judged.causes) > 1:
@@ -158,7 +172,7 @@ def _judged_message(first: Message, messages: list[Message], log: Log, known: Ax
         judged = _grown(signs) or below_torch.judge_bare(first, log)
         return _diagnosis_of(judged, facts, signs, judged.cures)
     found = _judged_figures(figures, first, signs, known, facts)
-    if (named := _stand_in_behind(first, messages)) and found.cause in OF_SUMS:
+    if named and found.cause in OF_SUMS:
         found = _told_by_server(found, named, log)
     return replace(found, notes=(*found.notes, FILLED)) if filled else found
 
@@ -197,27 +211,6 @@ def _told_by_server(found: Diagnosis, named: Message, log: Log) -> Diagnosis:
         found, cause=judged.causes[0], because=judged.because, open_between=(), arithmetic=(found.because,),
         cures=(*judged.cures, *useless)[:4],
     )  # fmt: skip
-
-
-def _stand_in_behind(first: Message, messages: Sequence[Message]) -> Message | None:
-    """The words of a server behind a request that failed, which name what asked for it."""
-    near = (each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE)
-    return next((each for each in near if stands_in(each)), None)
-
-
-def _stand_in(first: Message, messages: Sequence[Message]) -> Message | None:
-    """What speaks for a first message without figures: the words of its server behind it, or the same failure
-    told again with its size.
-    """
-    if "free" in first.facts:
-        return None
-    behind = [each for each in messages if each is not first and 0 <= each.line - first.line <= SAME_FAILURE]
-    sized = (
-        each for each in behind
-        if each.judge is not None and each.judge is first.judge and len(each.facts) > len(first.facts)
-        and each.line - first.line <= SAME_PLACE
-    )  # fmt: skip
-    return _stand_in_behind(first, messages) or next(sized, None)
 
 
 def _signs_with_plan(signs: Signs, known: Axes) -> Signs:
@@ -340,9 +333,7 @@ def _without_message(
     if caught:
         return replace(
             nothing,
-            notes=(
-                f"{_request_words(caught)} failed and {_was_or_were(caught)} caught: the program went on",
-            ),
+            notes=(CAUGHT.format(_request_words(caught), _was_or_were(caught)),),
         )
     if not failed and (echo := echoes.echo_words(log)):
         return replace(
@@ -351,6 +342,10 @@ def _without_message(
     deaths = tuple(words for sign, words in host.DEATHS if sign in log.squeezed)
     if deaths and not failed:
         return replace(nothing, notes=deaths)
+    pool = context.get("kv_available_bytes") or context.get("kv_allocated_bytes")
+    if pool is not None and not failed:
+        option = f"--{(share_called(log.text) or SHARE).replace('_', '-')}"
+        return replace(nothing, notes=(FILLS_ITS_SHARE.format(size_words(pool), option),))
     if failed:
         because = (
             f"a table counts {_request_words(failed)} that failed; what was asked for and what was free "

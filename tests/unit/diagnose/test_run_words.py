@@ -516,7 +516,7 @@ def test_outputs_kept_on_a_list_are_a_leak_where_several_batches_ran(
 @pytest.mark.parametrize(
     ("last", "cause"), [(29441, Cause.REGIME_CHANGE), (8191, Cause.REAL_NEED), (11000, Cause.REAL_NEED)]
 )
-@pytest.mark.parametrize("mark", ["tokens=", "seq_len: ", "tokens in batch  ", "tokens "])
+@pytest.mark.parametrize("mark", ["tokens=", "seq_len: ", "tokens in batch  ", "tokens ", "toks "])
 def test_a_step_far_larger_than_all_before_it_is_another_regime(last: int, mark: str, cause: Cause) -> None:
     steps = "\n".join(f"step={n} {mark}{size} loss=1.2" for n, size in enumerate((8190, 7712, 8002, last)))
     found = found_in(steps, traced("backward"), FULL_CARD)

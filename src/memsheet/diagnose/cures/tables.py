@@ -269,7 +269,8 @@ KEEP_NUMBERS = Cure(
     change="keep numbers, not tensors", helps=MAYBE, where="losses.append(loss.item())", why="the graph of each step is then let go"
 )  # fmt: skip
 KEEP_NOTHING = Cure(
-    change="let go of what is kept from step to step", helps=MAYBE, where="torch.cuda.memory._snapshot() after two steps shows it"
+    change="let go of what is kept from step to step", helps=MAYBE, where=".item(), .detach().cpu() or del before the next step (torch.cuda.memory._snapshot() after two steps shows what it is)",
+    why="a copy or an output that is still named holds its memory, and an output its step's graph"
 )  # fmt: skip
 KEEP_ON_HOST = Cure(
     change="what is kept moved to the host, or only the part that is needed", helps=MAYBE, where=".detach().cpu() before it is put on the list (torch.no_grad() where nothing is trained)"
@@ -325,6 +326,7 @@ SERVER_SHARE = {
     "vLLM": "--gpu-memory-utilization",
     "SGLang": "--mem-fraction-static",
     TGI: "--cuda-memory-fraction",
+    "LMDeploy": "--cache-max-entry-count",
 }
 SERVER_GRAPHS = {
     "vLLM": "--enforce-eager (or fewer sizes: --cuda-graph-sizes N)",
@@ -341,6 +343,8 @@ RUNNERS = {
         "fewer sequences read at once",
     ): "--micro_rollout_batch_size (since 0.10 --rollout.micro_batch_size)",
     ("vLLM", "fewer tokens in one pass"): "--max-num-batched-tokens",
+    ("SGLang", "fewer tokens in one pass"): "--chunked-prefill-size",
+    ("LMDeploy", "fewer tokens in one pass"): "--max-prefill-token-num",
     (TGI, "fewer tokens in one pass"): "--max-batch-prefill-tokens",
     (
         "stable-diffusion-webui",

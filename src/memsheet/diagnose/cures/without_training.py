@@ -89,7 +89,7 @@ def _fewer_requests(figures: Figures, signs: Signs, term: Term | None) -> Iterat
             change=change,
             helps=MAYBE,
             where=RUNNERS.get((signs.program, change), ""),
-            why="what the experts read is tokens × experts of a token wide",
+            why=f"it makes tokens × {'experts of a token' if signs.frame is EXPERT_TOKENS else 'its width'}",
         )
     elif term is not None and term.path == "sampler" and (count := first_axis(term)):
         yield Cure(

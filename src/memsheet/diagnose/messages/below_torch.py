@@ -373,7 +373,7 @@ FORMS = (
     Form("driver", re.compile(r"cudaruntimeerror\(2\):outofmemory"), _refused_by_runtime),
     Form(
         "driver",
-        re.compile(r"Error:?outofmemoryatline\d{1,6}infile\S{1,300}?\.(?:c|cu|cpp|hip)\b"),
+        re.compile(r"Error:?outofmemoryatline\d{1,6}infile\S{1,300}?\.(?:cpp|cu|hip|c)"),
         _refused_optimizer,
     ),
     *other_runtimes.FORMS,

@@ -31,6 +31,10 @@ _ACTOR = (
     "Ray only says that a worker's process is gone, and lists what may end one, the host's memory among it: the worker's own log "
     "(worker-*.err in the logs of Ray's session) and dmesg on its node tell which it was"
 )  # fmt: skip
+_SHARD = (
+    "the router only says that a shard of the server is gone: what it died of, memory or not, stands in the shard's own "
+    "lines, earlier in the log, which are not in this text"
+)  # fmt: skip
 ECHOES = (
     ("traceback:Toenabletracebacksee:", _LAUNCHED),
     ("EngineDeadError:EngineCoreencounteredanissue", _ENGINE),
@@ -38,6 +42,9 @@ ECHOES = (
     ("Enginecoreinitializationfailed.Seerootcauseabove", _ENGINE),
     ("AsyncEngineDeadError", _ENGINE),
     ("schedulerisdead.Pleasecheckifthere", _ENGINE),
+    ("Error:ShardFailed", _SHARD),
+    ("Receivedsigquitfromachildprocess", _ENGINE),
+    ("WorkerProcinitializationfailedduetoanexceptioninabackgroundprocess", _ENGINE),
     ("actorisdeadbecauseitsworkerprocesshasdied", _ACTOR),
     ("modelrunnerhasunexpectedlystopped", _RUNNER),
     ("modelfailedtoload,thismaybeduetoresourcelimitations", _RUNNER),

@@ -14,7 +14,7 @@ SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"terminated with code -9", b"exit code 137", b"xitCode",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"[WinError 8]", b"WinError 1450", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"/psm_", b"\nKilled",
-    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b": Out Of Memory", b"systemd-oomd", b"earlyoom", b"out-of-memory and exited", b"insufficient memory (attempted", b"failed to allocate buffer of size", b"Usage of EmptyDir",
+    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b": Out Of Memory", b"systemd-oomd", b"earlyoom", b"out-of-memory and exited", b"insufficient memory (attempted", b"Usage of EmptyDir",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
 SHARED = Cure(
@@ -164,11 +164,10 @@ FORMS = (
     Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), refused_array),
     Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(rf"ggml_aligned_malloc:insufficientmemory\(attemptedtoallocate{sized_pattern('asked')}\)"), refused_array),
-    Form("array", re.compile(r"ggml_backend_cpu_buffer_type_alloc_buffer:failedtoallocatebufferofsize(?P<asked>\d{1,18})"), refused_array, {"asked": "bytes"}),
     Form("shared memory", re.compile(r"UsageofEmptyDirvolume\"?\S{0,20}?(?:shm|memory)\S{0,20}?\"?exceedsthelimit"), _shared_memory),
     Form("array", re.compile(r"std::bad_alloc(?!:(?:out_of_memory|cudaError|CUDAerror|RMM))|numpy\S{0,30}?ArrayMemoryError|OSError:\[Errno12\]Cannotallocatememory|Cannotallocatememory\(oserror12\)|fork:(?:retry:)?(?:Resourcetemporarilyunavailable)?Cannotallocatememory|fatalerror:runtime:(?:outofmemory|cannotallocatememory)|(?:Memorymappingfile|mmap)failed:Cannotallocatememory"), refused_array),
     Form("pinned", re.compile(r"(?:[Ff]ailed(?:toallocate|allocating)|ouldnotallocate)\S{0,60}?pinnedhost|failedtoalloc\d{1,18}bytesonhost|pinnedhost\S{0,80}?(?:outofmemory|RESOURCE_EXHAUSTED)"), refused_pinned),
-    Form("signal", re.compile(r"exitcode:?-9\b|returncode(?:=|:)?-9\b|[Ee]xit(?:ed|s|ing)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|Childprocesswith(?:PID|pid)\d{1,9}terminatedwithcode-9\b|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
+    Form("signal", re.compile(r"exitcode:?-9(?!\d)|returncode(?:=|:)?-9(?!\d)|[Ee]xit(?:ed|s|ing)?(?:with)?(?:[Cc]ode|status)[\"']?(?::|=)?137|exitcode-9|Childprocesswith(?:PID|pid)\d{1,9}terminatedwithcode-9(?!\d)|(?<!viaSignals\.)(?<!via)(?<!sending)(?<!Sending)(?<!closingsignal)SIGKILL(?!byOOMkillerduetohighmemoryusage)|died with<Signals\.SIGKILL"), _killed_by_signal),
 )  # fmt: skip
 KILLERS = ("cgroup", "kernel", "Slurm", "container", "evicted", "Ray", "loader", "scheduler", "compiler")
 """Forms that say who killed and why, and so more than the signal alone."""

@@ -6,11 +6,12 @@ import re
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.figures import OUTSIDE_MOST
-from memsheet.diagnose.interval import Interval, more_than, printed_bytes, size_words, sum_intervals
+from memsheet.diagnose.interval import Interval, at_least, more_than, printed_bytes, size_words, sum_intervals
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
 from memsheet.diagnose.messages import ollama
 from memsheet.diagnose.messages.holders import without_holders
-from memsheet.diagnose.messages.nvidia_smi import listed_holders
+from memsheet.diagnose.messages.host import MORE_HOST
+from memsheet.diagnose.messages.nvidia_smi import card_table, listed_holders, unsized_processes
 from memsheet.diagnose.messages.stated import card_of, halved, stated_number
 from memsheet.diagnose.named_cards import LARGEST_CARD, NamedCard, card_in_text
 from memsheet.diagnose.named_models import names_experts
@@ -213,6 +214,10 @@ def _refused_llama_buffer(message: Message, log: Log) -> Judgement:
             causes=(Cause.REAL_NEED,), term=term, cures=cures[:4],
             because=f"{told}, in one piece, and the {card.name} has {whole} at the most: no other process is the cause",
         )  # fmt: skip
+    if asked and kind == "weights" and (beside := _beside_table(asked, log)):
+        return Judgement(
+            causes=(Cause.OTHER_PROCESS,), term=term, cures=(*without_holders(beside[0]), *cures)[:4], because=f"{told}: {beside[1]}",
+        )  # fmt: skip
     if (asked and asked.low > LARGEST_CARD) or kind in ("compute", "cache"):
         return Judgement(
             causes=(Cause.REAL_NEED,), term=term, cures=cures[:4],
@@ -224,6 +229,26 @@ def _refused_llama_buffer(message: Message, log: Log) -> Judgement:
         cures=cures[:4],
         term=term,
     )
+
+
+def _beside_table(asked: Interval, log: Log) -> tuple[str, str] | None:
+    """Who holds the only card of a table, in words, and how much, where weights have no room beside that and
+    the whole card has: none of them were on it when they were refused.
+    """
+    table = card_table(log)
+    if table is None or len(table.cards) != 1:
+        return None
+    used, whole = table.cards[0]
+    names = [f"process {pid} ({table.names.get(pid, '')})" for _, pid, _ in table.processes] or [
+        *unsized_processes(log)
+    ]
+    fits = at_least(whole - Interval(0, OUTSIDE_MOST), asked) is True
+    if not names or not fits or more_than(asked, whole - used) is not True or used.low <= OUTSIDE_MOST:
+        return None
+    free = size_words((whole - used).positive)
+    return ", ".join(
+        names
+    ), f"{size_words(used)} of the card's {size_words(whole)} are held, which leaves {free}"
 
 
 def refused_call(log: Log) -> Judgement:
@@ -261,10 +286,18 @@ def _free_on_card(log: Log, message: Message) -> Interval | None:
     return None if found else ollama.free_on_card(log, log.place_of(message.line))
 
 
-def _host_buffer(_: Message, log: Log) -> Judgement:
+def _host_buffer(message: Message, log: Log) -> Judgement:
+    """The same of the host, whose cache is there where it is told to stay off the card."""
+    asked, kind = message.facts.get("asked"), _buffer_kind(message, log)
+    component, path, words = _WORDS.get(kind, ("temporaries", "buffer", "a buffer"))
+    size = f" of {size_words(asked)}" if asked else ""
+    shape = _size_in_bytes(message, log, asked)
+    of_cache = (SHORTER, LOWER_CACHE, MORE_HOST)
+    other = (SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N"), MORE_HOST)
     return Judgement(
-        causes=(Cause.NOT_GPU_MEMORY,), because="a buffer of the host's memory was refused, not one of the card's",
-        cures=_in_own_words((SHORTER, Cure(change="more layers on the GPU", helps=MAYBE, where="-ngl N")), log),
+        causes=(Cause.NOT_GPU_MEMORY,), because=f"{words}{size} was refused by the host's memory, not the card's",
+        cures=_in_own_words(of_cache if kind == "cache" else other, log),
+        term=Term(component=component, path=path, shape=shape, exact=False, words=words) if kind else None,
     )  # fmt: skip
 
 
@@ -281,6 +314,7 @@ def retry_succeeds(message: Message, log: Log) -> bool:
 
 FORMS = (
     Form("llama", re.compile(rf"allocating(?P<asked>{NUMBER})MiBondevice(?P<device>\d{{1,3}}):cudaMallocfailed"), _refused_llama_buffer, {"asked": "MiB"}),
+    Form("llama host", re.compile(r"(?:ggml_backend_cpu_buffer_type_alloc_buffer:failedtoallocatebufferofsize|failedtoallocateCPUbufferofsize)(?P<asked>\d{1,18})"), _host_buffer, {"asked": "bytes"}),
     Form("llama host", re.compile(r"failedtoallocateCPUbuffer|unabletoallocateCPU|failedtoallocatebufferofsize\d{1,18}\S{0,20}?CPU"), _host_buffer),
     Form("llama", re.compile(r"failedtoallocate(?:CUDA|ROCm|Vulkan|SYCL|Metal)\d{0,3}bufferofsize(?P<asked>\d{1,18})"), _refused_llama_buffer, {"asked": "bytes"}),
     Form("llama", re.compile(r"failedtoallocatebufferforkvcache"), _refused_llama_buffer),

@@ -221,6 +221,20 @@ def _holders_of_lines(lines: Sequence[str]) -> Iterator[Holder | None]:
     yield from _spoken_holders(lines)
 
 
+_UNSIZED = re.compile(
+    r"^\|?\s{0,6}\d{1,3}\s+N/A\s+N/A\s+(\d{1,10})\s+C(?:\+G)?\s+(.{1,120}?)\s+N/A\s{0,4}\|?$"
+)
+
+
+def unsized_processes(log: Log) -> Iterator[str]:
+    """Processes of a table that compute, in words, of which Windows' driver does not say what each holds;
+    what draws its desktop is none.
+    """
+    for line in log.lines:
+        if (found := _UNSIZED.match(line)) and ":\\Windows" not in found[2]:
+            yield f"process {found[1]} ({_short_name(found[2])})"
+
+
 def listed_holders(log: Log) -> tuple[Holder, ...]:
     """The processes of a table or a list, each once, whether or not its cards stand above it."""
     held = [each for each in _holders_of_lines(log.lines) if each is not None]

@@ -64,8 +64,8 @@ _USED = re.compile(
 )  # fmt: skip
 _TOKENS = re.compile(
     r"(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,200}?"
-    r"(?<![A-Za-z])(?:num_)?(?:tokens? in (?:the |this )?batch|tokens?|seq(?:uence)?[ _]?len(?:gth)?|max[_ ]?len(?:gth)?|len(?:gth)?|(?:seq|tokens?)[_ ]?max|max[_ ]?(?:seq|tokens?))"
-    r"(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s|(?<=max)\s{1,3}|(?<=max_seq)\s{1,3}|(?<=tokens)\s{1,3}|(?<=in batch)\s{1,3}|(?<=this batch)\s{1,3})(\d[\d,]{1,9})(?![\d/])"
+    r"(?<![A-Za-z])(?:num_)?(?:tokens? in (?:the |this )?batch|tokens?|toks?|seq(?:uence)?[ _]?len(?:gth)?|max[_ ]?len(?:gth)?|len(?:gth)?|(?:seq|tokens?)[_ ]?max|max[_ ]?(?:seq|tokens?))"
+    r"(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s|(?<=max)\s{1,3}|(?<=max_seq)\s{1,3}|(?<=tokens)\s{1,3}|(?<=toks)\s{1,3}|(?<=in batch)\s{1,3}|(?<=this batch)\s{1,3})(\d[\d,]{1,9})(?![\d/])"
     r"|(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,60}?\b(?:padded to|shape|size)[\"']?\s{0,3}[:=]?\s{0,3}(?:torch\.Size\()?[(\[]\d{1,5},\s{0,2}(\d{2,9})[)\]]",
     re.IGNORECASE,
 )  # fmt: skip

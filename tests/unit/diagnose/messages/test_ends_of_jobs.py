@@ -33,6 +33,9 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("mlc", "InternalError: Check failed: (output_res.IsOk()) is false: Insufficient GPU memory error: The available single GPU memory is 5734.400 MB, which is less than the sum of model weight size (7642.1 MB) and temporary buffer size (1210.0 MB)."),
     ),
     "follow_up_error": (
+        ("a shard", "ERROR text_generation_launcher: Shard 1 crashed\nError: ShardFailed"),
+        ("sglang's child", "Received sigquit from a child process. It usually means the child failed."),
+        ("vllm's worker", "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause."),
         ("1eb", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory."),
     ),
     "fragmentation": (

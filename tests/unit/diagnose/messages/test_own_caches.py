@@ -7,6 +7,7 @@ from tests.unit.diagnose.corpus import modern
 
 from memsheet.diagnose.message import MAYBE, NO, Cause
 from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
+from memsheet.frozen import replace
 from memsheet.units import MIB
 
 DIES = "what():  [TM][ERROR] CUDA runtime error: out of memory /x/turbomind/core/allocator.cc:74"
@@ -178,3 +179,55 @@ def test_a_host_s_request_of_vocabulary_and_width_is_an_embedding(said: str, com
     assert found.term is not None
     assert found.term.component == component
     assert NO in {cure.helps for cure in found.cures}
+
+
+LMDEPLOY = "lmdeploy serve api_server x --backend pytorch --cache-max-entry-count 0.97"
+ANSWERED = 'INFO:     172.20.0.1:55614 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+IN_LAYER = 'File "x/lmdeploy/pytorch/models/x.py", line 148, in forward\n    gate_up = self.gate_up_proj(x)'
+SHORT = modern("1.75 GiB", capacity="79.11 GiB", free="1.28 GiB", own="77.83 GiB", allocated="76.72 GiB", kept="215.04 MiB")  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "cause"), [(ANSWERED, Cause.ENGINE_OVERCOMMIT), ("", Cause.UNKNOWN)])
+def test_a_server_that_had_answered_had_made_its_cache(before: str, cause: Cause) -> None:
+    """And a line of code that calls a projection of the feed-forward layer says that it is that one's."""
+    found = found_in(LMDEPLOY, before, SHORT, "Traceback (most recent call last):", IN_LAYER)
+    assert found.cause is cause
+    assert found.term is not None
+    assert found.term.path == "mlp"
+    assert "--cache-max-entry-count" in places(found)
+
+
+PREFILL = "Server error: Not enough memory to handle 65536 prefill tokens. You need to decrease `--max-batch-prefill-tokens`"  # fmt: skip
+OF_TGI = 'File "x/text_generation_server/models/x.py", line 345, in forward\n    h = self.c_fc(h)'
+
+
+def test_a_servers_words_and_the_allocators_figures_are_of_one_failure_in_either_order() -> None:
+    failure = ("Traceback (most recent call last):", OF_TGI, SHORT)
+    ends = [found_in(PREFILL, *failure), found_in(*failure, PREFILL)]
+    assert replace(ends[0], notes=()) == ends[1]
+    assert ends[0].term is not None
+    assert ends[0].term.path == "mlp"
+    assert ends[0].cause is Cause.ENGINE_OVERCOMMIT
+
+
+ON_HOST = "ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 34359738368\nalloc_tensor_range: failed to allocate CPU buffer of size 34359738368\n"  # fmt: skip
+
+
+@pytest.mark.parametrize(("behind", "path"), [
+    ("llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache", "kv_cache"),
+    ("llama_model_load: error loading model: unable to allocate CPU buffer", "parameters"),
+])  # fmt: skip
+def test_a_buffer_of_the_host_is_named_by_what_failed_behind_it(behind: str, path: str) -> None:
+    found = found_in(ON_HOST + behind)
+    assert found.cause is Cause.NOT_GPU_MEMORY
+    assert found.term is not None
+    assert found.term.component == path
+    assert ("-ngl" in places(found)) is (path == "parameters")
+    assert ("-ctk" in places(found)) is (path == "kv_cache")
+
+
+def test_a_card_that_a_server_fills_on_purpose_is_no_shortage() -> None:
+    found = found_in("a small model fills my card", "Available KV cache memory: 69.55 GiB", ANSWERED)
+    assert not found.found
+    assert "69.55 GiB" in found.notes[0]
+    assert "--gpu-memory-utilization" in found.notes[0]
