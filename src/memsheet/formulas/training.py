@@ -51,8 +51,8 @@ def _forward_moments(step: Step) -> Iterator[Moment]:
             (1, around.forward(None, walk.embeddings)),
             (1, EMPTY if step.masks_inside else step.masks),
         ]
-        if walk.rest:
-            yield [(1, around.entering(None, walk.embeddings))]
+        if walk.rest or around.opens is not EMPTY:
+            yield [(1, around.entering(None, walk.embeddings)), (1, around.opens)]
     for group, run, repetition, place in walk.visits():
         if agreed(repetition > 0) and agreed(repetition < walk.layers[run].count - 1):
             continue  # the last one has the same neighbours, and more is kept
