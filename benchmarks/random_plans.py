@@ -329,7 +329,9 @@ ATTEMPTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A configuration, and the options that its sheet takes; ``refused``: why it takes none of those drawn."""
+    """A configuration, and the options that its sheet takes; ``refused``: why it takes none that was
+    drawn.
+    """
 
     family: str
     number: int

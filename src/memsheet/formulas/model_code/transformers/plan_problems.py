@@ -170,8 +170,9 @@ def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 HANDS_PROBABILITIES_ON = frozenset({"bloom", "falcon", "gpt_neo", "gptj", "mpt", "opt"})
 """Kinds of layers whose eager attention returns its probabilities (transformers 5.23 modeling_bloom.py,
-modeling_falcon.py, modeling_gpt_neo.py, modeling_gptj.py, modeling_mpt.py, modeling_opt.py): torch's reentrant
-checkpoint makes zeros for their gradient (torch 2.13 utils/checkpoint.py:278-337, CheckpointFunction).
+modeling_falcon.py, modeling_gpt_neo.py, modeling_gptj.py, modeling_mpt.py, modeling_opt.py): torch's
+reentrant checkpoint makes zeros for their gradient (torch 2.13 utils/checkpoint.py:278-337,
+CheckpointFunction).
 """
 
 
