@@ -4,14 +4,16 @@ item by item.
     python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every | --pairs] [--small] [--device
     cpu] [--processes N] [--json]
     python benchmarks/agreement.py --jobs [--json]
+    python benchmarks/agreement.py --random N [--seed S] [--family NAME …] [--json]
 
 Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs
 most at any instant, as a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with
 each of them; with ``--pairs`` models take turns too, so that every two options of a row meet and no plan is
 run twice; ``--small`` shrinks the models. Nothing is asserted; ``--device cpu`` compares a processor's
 kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. ``--jobs`` compares
-the passes and updates of jobs of several models (``job_agreement.py``; 0.2 % of the peak). It needs the
-``trace`` extra.
+the passes and updates of jobs of several models (``job_agreement.py``; 0.2 % of the peak). ``--random``
+compares configurations and plans that nobody chose (``random_plans.py``), and counts their parameters. It
+needs the ``trace`` extra.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count, product
 from multiprocessing import get_context
 from typing import Any
@@ -49,6 +51,7 @@ SMALL = {
 }  # fmt: skip
 """What a model's config is shrunk to: the same code, seconds in place of minutes."""
 PEAK_BAR, ITEM_BAR = AGREEMENT_PER_MILLE / 1000, 0.01
+RANDOM_BAR = 0.002
 
 Options = dict[str, Any]
 
@@ -105,6 +108,7 @@ class Row:
     item: Item | None = None
     seconds: float = 0.0
     refused: str | None = None
+    parameters_off: int = 0  # predicted less built, where they are compared
 
     @property
     def holds(self) -> bool:
@@ -169,11 +173,11 @@ def named_plan(
 
 
 def compared(model: str, name: str, config: Mapping[str, Any], options: Options, device: str = "cuda") -> Row:
-    """One plan, predicted and traced in this process. ``device``: "cuda" or "cpu"."""
+    """One plan, predicted and traced in this process. ``options``: a request; ``device``: "cuda" or "cpu"."""
     start = time.perf_counter()
     spec = read_hf_config(config, name=model)
     try:
-        plan = resolve_request({**request_from(options), "task": "train"}, spec, real=True).plan
+        plan = resolve_request({**options, "task": "train"}, spec, real=True).plan
         predicted = account_rank(spec, plan, device=device)
         traced = _traced(config, spec, plan, device)
     except InputError as error:
@@ -234,7 +238,10 @@ def rows(
     shrunk = SMALL if small else {}
     configs = {model: {**find_model(model)["config"], **shrunk} for model in models}
     shapes = {"seq_len": 512 if small else SEQ_LEN}
-    cases = [(model, name, configs[model], {**options, **shapes}, device) for model, name, options in asked]
+    cases = [
+        (model, name, configs[model], request_from({**options, **shapes}), device)
+        for model, name, options in asked
+    ]
     if jobs == 1:
         yield from map(compared, *zip(*cases, strict=True))
         return
@@ -279,7 +286,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--jobs", action="store_true", help="phases of jobs of several models")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="models and plans drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--family", nargs="*", default=(), help="of those that are drawn")
     options = parser.parse_args(argv)
+    if options.random:
+        found = list(random_rows(options.random, options.seed, tuple(options.family), as_json=options.json))
+        if not options.json:
+            print(random_summary(found))
+        return 0
     if options.jobs:
         return job_table(as_json=options.json)
     done = []
@@ -290,6 +305,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.json:
         print(summary(done))
     return 0
+
+
+def random_rows(count: int, seed: int, families: tuple[str, ...], *, as_json: bool) -> Iterator[Row]:
+    """Cases that nobody chose, in this process, each printed as it is done."""
+    from random_plans import drawn_cases
+
+    for case in drawn_cases(count, seed, families):
+        row = _random_row(case)
+        print(json.dumps(asdict(row)) if as_json else line(row), flush=True)
+        yield row
+
+
+def _random_row(case: Any) -> Row:
+    from random_plans import parameters_off, plan_of_case, request_of
+
+    if case.refused is not None:
+        return Row(
+            model=case.family, plan=case.name, refused=case.refused or "its layers are not written down"
+        )
+    try:
+        row = compared(case.family, case.name, case.config, request_of(case.options))
+        off = parameters_off(case.config, plan_of_case(case.config, case.options))
+    except Exception as error:  # noqa: BLE001 - what the library's own code does not run is a row of the table
+        return Row(model=case.family, plan=case.name, refused=f"trace: {type(error).__name__}: {error}")
+    return replace(row, parameters_off=off)
+
+
+def random_summary(done: Sequence[Row]) -> str:
+    """How many agree, and how closely."""
+    run = [row for row in done if not row.refused]
+    counts = ", ".join(
+        f"{sum(abs(row.error) <= bar for row in run)} within {bar:.2%}" for bar in (0.0005, RANDOM_BAR)
+    )
+    own = sum(row.parameters_off != 0 for row in run)
+    return f"{len(done)} drawn, {len(done) - len(run)} refused; of {len(run)} {counts}; parameters off: {own}"
 
 
 def job_table(*, as_json: bool) -> int:

@@ -54,8 +54,8 @@ def _forward_moments(step: Step) -> Iterator[Moment]:
             (1, _gathered_ahead(around, first)),
             (1, EMPTY if step.masks_inside else step.masks),
         ]
-        if walk.rest:
-            yield [(1, around.entering(None, walk.embeddings))]
+        if walk.rest or around.opens is not EMPTY:
+            yield [(1, around.entering(None, walk.embeddings)), (1, around.opens)]
     for group, run, repetition, place in walk.visits():
         others = 2 if around.ahead else 1
         if agreed(repetition > 0) and agreed(repetition < walk.layers[run].count - others):

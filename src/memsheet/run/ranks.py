@@ -182,7 +182,7 @@ def _whole_model_job(
     apply_tensor_parallel(model, plan, mesh)
     apply_expert_parallel(model, plan, mesh)
     called = _data_parallel(model, model, plan, mesh, device, watch)
-    optimizer = _rank_optimizer(called, plan, mesh)
+    optimizer = _rank_optimizer(called, model, plan, mesh)
     close: Callable[[], None] = lambda: None  # noqa: E731
     if plan.mesh.cp > 1:
         called = spread = apply_context_parallel(called, model, plan, mesh, device)
@@ -230,10 +230,13 @@ def _data_parallel(
     return replica
 
 
-def _rank_optimizer(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.optim.Optimizer:
+def _rank_optimizer(
+    called: nn.Module, model: nn.Module, plan: Plan, mesh: DeviceMesh
+) -> torch.optim.Optimizer:
+    """``model``: what ``called`` is around, whose layers and names some optimizers go by."""
     if plan.zero != 1:
-        return build_optimizer(model.parameters(), plan)
-    return build_zero1(model.parameters(), plan, mesh)
+        return build_optimizer(called.parameters(), plan, model)
+    return build_zero1(called.parameters(), plan, mesh)
 
 
 def _deepspeed_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:  # noqa: ARG001

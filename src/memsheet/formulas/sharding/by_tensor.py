@@ -90,6 +90,7 @@ def _tensor_state(
     if how.root_weights is not None and (model.towers or model.recording):
         table = None if stage.tied or plan.adapter else stage.embeddings
         kept = _beside_root(kept, how.root_weights(model, plan), table)
+        kept = replace(kept, around=replace(kept.around, opens=how.root_gather(model, plan)))
     if how.beside_gradients is not None and model.recording and not plan.optimizer_in_backward:
         kept = _with_gradients(kept, how.beside_gradients(model, plan))
     if how.offloaded is not None and (plan.offload.parameters or plan.offload.optimizer):

@@ -9,7 +9,7 @@ from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.held import HeldTensor, whole_parameter
-from memsheet.formulas.tapes.bytes_by_path import BytesByPath
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
@@ -39,7 +39,8 @@ class Division:
     ``waiting``: bytes of whole gradients, where they may wait for the last micro-batch. ``gathered``:
     elements of a tensor that stays whole from forward to backward. ``offloaded``: what is left of a state
     whose parameters or optimizer are on the host. ``root_weights``: what stands around the layers in no group
-    of its own; ``beside_gradients``: gradients of what is in no part of a model that its code tells apart.
+    of its own; ``root_gather``: what that is gathered into when forward begins; ``beside_gradients``:
+    gradients of what is in no part of a model that its code tells apart.
     ``accumulates_whole``: whether autograd adds a gradient, as soon as it is made, to one that is there.
     ``raises_gradients``: to the copies' precision, before those are stepped. ``keeps_reduced``: gradients
     that went to the host stay on the device until backward is over. ``notes``: what a reader of the sheet is
@@ -55,6 +56,7 @@ class Division:
         None
     )
     root_weights: Callable[[ModelSpec, Plan], BytesByPath] | None = None
+    root_gather: Callable[[ModelSpec, Plan], BytesByPath] = lambda *_: EMPTY
     beside_gradients: Callable[[ModelSpec, Plan], BytesByPath] | None = None
     accumulates_whole: Callable[[Plan, Engine], bool] = lambda *_: False
     raises_gradients: bool = False

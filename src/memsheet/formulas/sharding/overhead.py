@@ -26,19 +26,21 @@ class ShardingOverhead:
     execution.
 
     ``always``: resident through the whole step. ``through``: from the start of forward to the end of
-    backward. ``between``: all the time but while the optimizer steps. ``entering``: when a group's forward is
-    about to run; ``forward``: while it runs; ``ahead``: of a group while the one before it does, None where
-    that is nothing; ``at_loss``: while the loss is taken, None where that is as while the head runs;
-    ``holds``: from its forward to its backward. ``backward``: while its backward runs; ``leaving``: right
-    after it; ``leaves``: gradients that stay until the optimizer's step. ``fetching``: when a group's
-    backward is about to run and the one before is gathered ahead; ``reducing``: when its gradients are on
-    their way; both None where that is never the most. ``during(run, repetition)``: what a place of the
-    backward adds, the embeddings at (-1, 0) and the head at (number of runs, 0); ``stops``: the places worth
-    a look for it; ``end``: when the last backward is over and before the optimizer's step.
+    backward. ``opens``: beside ``entering`` of the embeddings, when forward begins. ``between``: all the time
+    but while the optimizer steps. ``entering``: when a group's forward is about to run; ``forward``: while it
+    runs; ``ahead``: of a group while the one before it does, None where that is nothing; ``at_loss``: while
+    the loss is taken, None where that is as while the head runs; ``holds``: from its forward to its backward.
+    ``backward``: while its backward runs; ``leaving``: right after it; ``leaves``: gradients that stay until
+    the optimizer's step. ``fetching``: when a group's backward is about to run and the one before is gathered
+    ahead; ``reducing``: when its gradients are on their way; both None where that is never the most.
+    ``during(run, repetition)``: what a place of the backward adds, the embeddings at (-1, 0) and the head at
+    (number of runs, 0); ``stops``: the places worth a look for it; ``end``: when the last backward is over
+    and before the optimizer's step.
     """
 
     always: BytesByPath = EMPTY
     through: BytesByPath = EMPTY
+    opens: BytesByPath = EMPTY
     between: BytesByPath = EMPTY
     entering: Callable[[Group | None, Group], BytesByPath] = _no_overhead
     forward: Callable[[Group | None, Group], BytesByPath] = _no_overhead

@@ -4,7 +4,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.groups import Group, StageLayers
@@ -16,7 +16,7 @@ from memsheet.formulas.tapes.bytes_by_path import BytesByPath, Key, merge_moment
 from memsheet.frozen import replace
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
 from memsheet.plan.engine_registry import engine_of
-from memsheet.plan.model import ModelSpec, Role, Weight
+from memsheet.plan.model import ModelSpec, Role, Tower, Weight
 from memsheet.plan.plan import Loss, Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
@@ -25,10 +25,19 @@ FLOATING = (FP32, BF16, FP16)
 ROOT = "root"
 """The group that goes first and last: tied embeddings and head."""
 
-SHARDED_ALONE = ("embeddings", "head")
-"""Modules of CLIP's and SigLIP's towers that the library never splits either (modeling_siglip.py,
-_no_split_modules).
+TOWER_UNITS: Mapping[str, tuple[str, ...]] = {
+    "clip_vision_model": ("{layer}.", "{tower}.embeddings."),
+    **dict.fromkeys(("siglip_vision_model", "siglip2_vision_model"), ("{layer}.", "{tower}.embeddings.", "{tower}.head.")),
+    **dict.fromkeys(("idefics3_vision", "smolvlm_vision"), ("{layer}.self_attn.",)),
+    **dict.fromkeys(("qwen2_5_omni_vision", "qwen2_5_omni_audio", "qwen3_omni_vision", "qwen3_omni_audio"), ("{tower}.",)),
+}  # fmt: skip
+"""By the kind of a tower's layers: what of it is a group of its own where that is not every layer, as the
+library never splits it (transformers 5.23, _no_split_modules of modeling_clip.py:397, modeling_siglip.py:366,
+modeling_siglip2.py, modeling_idefics3.py:417, modeling_smolvlm.py:54, modeling_qwen2_5_omni.py,
+modeling_qwen3_omni_moe.py).
 """
+UNSPLIT_PROJECTORS = frozenset({"paligemma"})
+"""Families whose projector is a group, too (modeling_paligemma.py:108)."""
 
 
 @formula(
@@ -195,12 +204,7 @@ def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
     """What of the towers is in no group of its own, in the compute dtype, and the layers that a model on
     record has beside its own where no group is resharded after its forward (zero 2).
     """
-    sizes = (
-        plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
-        for path, weight, times in root_tower_weights(model)
-        for one in tensors_on_rank(path, weight, times, plan)
-    )
-    root = single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
+    root = single_row(Component.UNSHARDED_PARAMETERS, "root/unsharded", _root_tower_bytes(model, plan))
     if plan.reshard_after_forward:
         return root
     stays = BytesByPath.of(
@@ -211,6 +215,23 @@ def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
         for unit, one in _tensors_beside_layers(model, plan)
     )
     return merge_moment([(1, root), (1, stays)])
+
+
+def root_gather_buffer(model: ModelSpec, plan: Plan) -> BytesByPath:
+    """What the towers' tensors of no group of their own are gathered into, let go when the next group is
+    copied out (torch 2.13 _fsdp_param_group.py:429-462). A rank alone needs none.
+    """
+    size = where(at_least(plan.mesh.sharded, 2), _root_tower_bytes(model, plan), 0)
+    return single_row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather", size)
+
+
+def _root_tower_bytes(model: ModelSpec, plan: Plan) -> Count:
+    sizes = (
+        one.times * plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
+        for path, weight, times in root_tower_weights(model)
+        for one in tensors_on_rank(path, weight, times, plan)
+    )
+    return sum(sizes)
 
 
 def gradients_beside_layers(model: ModelSpec, plan: Plan) -> BytesByPath:
@@ -252,6 +273,13 @@ def _tensors_beside_layers(model: ModelSpec, plan: Plan) -> Iterator[tuple[str, 
 
 def root_tower_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     """Tensors of towers, by path, that are in no group of their own, and how often each is there."""
-    units = tuple(fold_path_indices(f"{tower.stack.path}.*.") for tower in model.towers)
-    units += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
+    units = tuple(fold_path_indices(unit) for tower in model.towers for unit in _tower_units(tower))
+    if model.model_type in UNSPLIT_PROJECTORS:
+        units += tuple(weight.path for tower in model.towers for weight in tower.projector)
     return (one for one in tower_tensors(model) if not one[0].startswith(units))
+
+
+def _tower_units(tower: Tower) -> Iterator[str]:
+    kind = next((block.kind for run in tower.stack.runs for block in run.pattern), "")
+    for unit in TOWER_UNITS.get(kind, ("{layer}.",)):
+        yield unit.format(layer=f"{tower.stack.path}.*", tower=tower.path)

@@ -179,6 +179,7 @@ class Graph:
         self._before: frozenset[int] = frozenset()
         self.in_backward = False  # a part's forward runs again
         self._recomputed: frozenset[int] = frozenset()
+        self._last_save: int | None = None
         self.offloads = offloads and pass_ is not Pass.RECOMPUTED
         self._hosted: list[int] = []
         self.entries: list[Entry] = []
@@ -325,12 +326,24 @@ class Graph:
             self._nodes += 1
             metas = [(t.shape, t.dtype) for t in inputs]
             module = self.entries[out.storage.index].path.partition("/")[0] if out.storage else ""
+            saved = tuple(saved)
+            if saved and not self.in_backward:
+                self._last_save = self._save_event(out, of_output=any(t is out for t in saved))
             kept = [
                 Copied(self._copied(t), t.shape, t.dtype) if self.offloads and not t.stays else t.storage
                 for t in saved
             ]
             out.node = Node(self._nodes, module, edges, metas, kept, backward)
         return out
+
+    def _save_event(self, out: Tensor, *, of_output: bool) -> int:
+        """Events that have passed when an operation saves: what it is given before it makes its output, its
+        output after (torch 2.13 tools/autograd/gen_variable_type.py, emit_save_inputs, emit_save_outputs).
+        """
+        made = (Event.ALLOC, out.storage.index) if out.storage else None
+        if of_output or made not in self.log:
+            return len(self.log)
+        return len(self.log) - 1 - self.log[::-1].index(made)
 
     def _hold(self, held: Iterable[Tensor]) -> None:
         """Keep what a function holds; a checkpoint keeps what it was handed itself."""
@@ -447,6 +460,7 @@ class Graph:
             hosted=tuple(hosted),
             recomputed_saved=self._recomputed,
             before=self._before,
+            last_save=self._last_save,
             lingering=stays,
             forward_operations=forward_operations,
             backward_operations=tuple(self.operations),

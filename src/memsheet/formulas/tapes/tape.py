@@ -95,6 +95,7 @@ class Tape:
     reentrant: bool = (
         False  # recomputed to its end before its backward begins, and the result named until then
     )
+    last_save: int | None = None  # events of the forward before the last time it saves something
     lingering: frozenset[int] = frozenset()  # held until the whole graph goes, however far backward is
     forward_operations: tuple[Operation, ...] = ()
     backward_operations: tuple[Operation, ...] = ()
@@ -113,8 +114,8 @@ class Tape:
 
     @property
     def recomputed(self) -> Log:
-        """The forward as far as recompute runs it: it stops as soon as the last tensor to save is there,
-        unless it is reentrant.
+        """The forward as far as recompute runs it: it stops as soon as the last tensor is saved, unless it is
+        reentrant (torch 2.13 utils/checkpoint.py, _recomputation_hook).
         """
         return self.forward if self.reentrant else self.forward[: self._stop]
 
@@ -125,10 +126,8 @@ class Tape:
 
     @property
     def _stop(self) -> int:
-        return 1 + max(
-            (n for n, (event, i) in enumerate(self.forward) if event is Event.ALLOC and i in self.saved),
-            default=-1,
-        )
+        made = (n for n, (event, i) in enumerate(self.forward) if event is Event.ALLOC and i in self.saved)
+        return max(1 + max(made, default=-1), self.last_save or 0)
 
     @property
     def ahead_of_recompute(self) -> int:

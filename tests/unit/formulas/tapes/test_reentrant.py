@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memsheet.formulas.tapes.evaluate import evaluate_tape
 from memsheet.formulas.tapes.tape import Entry, Event, Tape, as_reentrant
+from memsheet.frozen import replace
 from memsheet.plan.dtypes import INT8
 from memsheet.sheet import Component
 
@@ -50,6 +51,14 @@ def test_a_reentrant_layer_runs_to_its_end_first_and_its_result_stays() -> None:
         "down/dequantized": 50,
         "down/grad": 1,
     }
+
+
+def test_a_layer_runs_again_until_the_last_time_that_it_saves() -> None:
+    """What it makes between a tensor and the operation that saves it is there, too."""
+    forward = ((ALLOC, X), (ALLOC, KEPT), (ALLOC, WEIGHT), (ALLOC, INNER), (FREE, WEIGHT), (ALLOC, OUT))
+    later = replace(AGAIN, forward=forward, last_save=4)
+    assert later.recomputed == forward[:4]
+    assert replace(later, last_save=None).recomputed == forward[:2]
 
 
 def test_one_part_is_one_tape() -> None:

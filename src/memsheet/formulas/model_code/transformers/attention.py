@@ -279,7 +279,7 @@ def fused_attention(
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
     seed = r.tensor(path + "/rng", (3,), INT64)
-    if not how.dropout:
+    if not (how.dropout and own.drops_scores):
         r.kernel_scratch(flash_split_bytes, ("b", "s", "a", k.shape[2], q.shape[3]), q.dtype)
     inside = (flash_backward_bytes, ("b", "s", "a", "k", k.shape[2], q.shape[3]))
     r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed), inside=inside)
@@ -299,6 +299,7 @@ def math_attention(
     again.
     """
     inside = not at.rotary_dim or own.rest is PartialRotary.NONE  # heads lie inside positions
+    how = replace(how, dropout=how.dropout and own.drops_scores)
     low = _autocast_qkv(r, q, k, v, at.path)  # the wrapper has them until the call returns
     dtype = low[0].dtype
     q, k, v = (r.cast(t, FP32, f"{at.path}/{name}_fp32") for t, name in zip(low, "qkv", strict=True))

@@ -53,9 +53,10 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     several, grouped = mixer.key_heads > 1, mixer.key_heads != mixer.value_heads
     project = _separate_projections if f"{path}.in_proj_qkv.weight" in weights else _projected_together
-    mixed, z, b, a = project(r, x, mixer, weights, how)
+    mixed, z, b, a, *_named = project(r, x, mixer, weights, how)
     mixed = _depthwise_conv1d(r, mixed, mixer, how)
     q, k, v = r.split(r.view(mixed, ("b", "s", "K")), (KEY_ROWS, KEY_ROWS, VALUE_ROWS))
+    del _named[2:]
     q, k = (r.view(t, KEYS) if grouped else r.transposed_view(t, KEYS) for t in (q, k))
     v = r.transposed_view(v, VALUES)
     beta = r.unary(b, path + "/beta", saves="output")
@@ -73,7 +74,7 @@ def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) ->
 
 def _separate_projections(
     r: Recorder, x: Tensor, mixer: LinearAttention, weights: dict[str, Weight], how: RunConfig
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Channels, gates and both numbers of each head, a projection each (modeling_qwen3_5.py,
     Qwen3_5GatedDeltaNet).
     """
@@ -86,8 +87,11 @@ def _separate_projections(
 
 def _projected_together(
     r: Recorder, x: Tensor, mixer: LinearAttention, weights: dict[str, Weight], how: RunConfig
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same out of two projections, whose heads lie beside each other (fix_query_key_value_ordering)."""
+) -> tuple[Tensor, ...]:
+    """The same out of two projections, whose heads lie beside each other (fix_query_key_value_ordering); then
+    what forward names besides: both projections to its end, queries, keys and values until they are convolved
+    (modeling_qwen3_next.py:690-724).
+    """
     path, several, grouped = mixer.path, mixer.key_heads > 1, mixer.key_heads != mixer.value_heads
     joint = record_linear(r, x, weights, f"{path}.in_proj_qkvz", "P", "h", how)
     pair = record_linear(r, x, weights, f"{path}.in_proj_ba", "2·H", "h", how)
@@ -105,7 +109,8 @@ def _projected_together(
         _flatten_heads(r, t, KEY_ROWS, f"{path}/{name}", copied=several) for t, name in ((q, "q"), (k, "k"))
     )
     v = _flatten_heads(r, v, VALUE_ROWS, path + "/v", copied=several and not grouped)
-    return r.view(r.cat((q, k, v), ("b", "s", "K"), path + "/mixed"), CHANNELS), z, b, a
+    mixed = r.view(r.cat((q, k, v), ("b", "s", "K"), path + "/mixed"), CHANNELS)
+    return mixed, z, b, a, joint, pair, q, k, v
 
 
 def _flatten_heads(r: Recorder, x: Tensor, shape: Shape, path: str, *, copied: bool) -> Tensor:

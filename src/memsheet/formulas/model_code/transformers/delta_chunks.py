@@ -184,11 +184,10 @@ def _chunk_loop(
         state = r.tensor(path + "/state", STATE, FP32)
     else:
         state, out = _earlier_chunks_state(r, operands, out, path, r.compute or FP32)
-    named: tuple[Tensor, ...] = ()
+    named: dict[str, Tensor] = {}  # each until the next chunk has its own
     for _ in range(1 if ONE in how.options else 2):
-        out, state, *rest = _chunk_recurrence(r, operands, state, out, path)
-        named = tuple(rest)
-    return out, *named
+        out, state = _chunk_recurrence(r, operands, state, out, path, named)
+    return out, *named.values()
 
 
 def _earlier_chunks_state(
@@ -220,15 +219,16 @@ def _earlier_chunks_state(
 
 
 def _chunk_recurrence(
-    r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: str
-) -> tuple[Tensor, ...]:
-    """One chunk: what it says, the state after it, and what goes by a name until the next one."""
+    r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: str, named: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """One chunk: what it says, and the state after it. ``named``: what goes by a name past its end."""
     new, k_cum, q, attn, k, whole = operands
     one: Shape = ("b", "H", "Q")
     said = r.product(r.slice(k_cum, (*one, "p")), state, (*one, "w"), path + "/read")
-    v = _subtract_fp32(r, r.slice(new, (*one, "w")), said, path + "/v_new")
+    v = named["v_new"] = _subtract_fp32(r, r.slice(new, (*one, "w")), said, path + "/v_new")
     del said
     inter = r.product(r.slice(q, (*one, "p")), state, (*one, "w"), path + "/inter")
+    named["inter_chunk_attn"] = inter
     out = _write_slice_inplace(
         r,
         out,
@@ -239,7 +239,7 @@ def _chunk_recurrence(
         r.product(r.slice(k, (*one, "p")), v, STATE, path + "/update"),
         path + "/state",
     )
-    return out, state, v, inter
+    return out, state
 
 
 def _subtract_fp32(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:

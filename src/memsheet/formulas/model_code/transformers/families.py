@@ -64,7 +64,7 @@ class FamilyTraits:
     summed_bias: bool = (
         False  # the scores' linear bias is an fp32 sum, and the mask is filled in where it holds
     )
-    drops_scores: bool = True  # eager attention drops probabilities
+    drops_scores: bool = True  # attention drops probabilities
     scaled_in_place: bool = False  # the scores are
     always_masked: bool = False  # sdpa gets a mask, causal or not
     summed_in_place: bool = (
@@ -105,8 +105,8 @@ HABITS: dict[str, FamilyTraits] = {
     "qwen3_5_moe_text": FamilyTraits(rest=PartialRotary.IN_TURN),
     "bamba": FamilyTraits(rest=PartialRotary.IN_TURN),
     "llama4_text": FamilyTraits(table_buffer=True, wide_softmax=False, named_mix=True),
-    "ernie4_5_moe": FamilyTraits(own_tables=True, wide_tables=True, wide_rotary=True),
-    "ernie4_5": FamilyTraits(own_tables=True, wide_tables=True, wide_rotary=True),
+    "ernie4_5_moe": FamilyTraits(own_tables=True, wide_tables=True, wide_rotary=True, drops_scores=False),
+    "ernie4_5": FamilyTraits(own_tables=True, wide_tables=True, wide_rotary=True, drops_scores=False),
     "cohere": FamilyTraits(wide_rotary=True),
     "cohere2": FamilyTraits(wide_rotary=True),
     "starcoder2": FamilyTraits(branch_dropout=True),

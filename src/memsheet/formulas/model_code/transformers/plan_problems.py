@@ -67,6 +67,15 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
             f"{' and '.join(others)}"
         )
         found.append(Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {others[0]}"))
+    if _projects_words(spec):
+        found.append(
+            Problem(
+                field="model",
+                value=spec.name,
+                reason="its table of words is of another width than its layers, which is not modelled",
+                hint=hint,
+            )
+        )
     if why := unmodelled_head(
         spec.head, {block.feed_forward.activation for block in language_blocks(spec) if block.feed_forward}
     ):
@@ -89,6 +98,7 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *(picture_problems(spec, plan) if agreed(plan.training.image_tokens > 0) else ()),
         *_other_heads(spec, plan),
         *_recompute_module_problems(spec, plan),
+        *_reentrant_problems(spec, plan),
         *_moved_activations(plan),
         *_int8_rows(plan),
         *_tensor_parallel(spec, plan),
@@ -116,10 +126,21 @@ def has_written_layers(spec: ModelSpec, engine: str = "") -> bool:
         if spec.towers and not by.trains_towers:
             return False
     compared = {**VERIFIED, **OF_PICTURES}
-    return all(
-        is_t5(block.kind) or (unmodelled_block_reason(block) is None and block.kind in compared)
-        for block in language_blocks(spec)
-    ) and (spec.head.kind in HEADS or spec.head.kind == "none")
+    return (
+        not _projects_words(spec)
+        and all(
+            is_t5(block.kind) or (unmodelled_block_reason(block) is None and block.kind in compared)
+            for block in language_blocks(spec)
+        )
+        and (spec.head.kind in HEADS or spec.head.kind == "none")
+    )
+
+
+def _projects_words(spec: ModelSpec) -> bool:
+    """Whether words come from a table of another width than the layers have, by a projection, and go back by
+    another (OPT-350M; transformers 5.23 modeling_opt.py:292-300).
+    """
+    return any(weight.path.endswith(".project_in.weight") for weight in spec.embeddings.weights)
 
 
 def _engines_that(fact: str) -> list[str]:
@@ -144,6 +165,32 @@ def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
         Problem(field=field, value=value, reason=reason, hint=hint or _engines_that("trains_other_heads")[0])
         for field, value, reason, holds, hint in reasons
         if holds
+    ]
+
+
+HANDS_PROBABILITIES_ON = frozenset({"bloom", "falcon", "gpt_neo", "gptj", "mpt", "opt"})
+"""Kinds of layers whose eager attention returns its probabilities (transformers 5.23 modeling_bloom.py,
+modeling_falcon.py, modeling_gpt_neo.py, modeling_gptj.py, modeling_mpt.py, modeling_opt.py): torch's
+reentrant checkpoint makes zeros for their gradient (torch 2.13 utils/checkpoint.py:278-337,
+CheckpointFunction).
+"""
+
+
+def _reentrant_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What torch's reentrant checkpoint was not compared with the real code for."""
+    kinds = {block.kind for block in language_blocks(spec)}
+    eager = plan.attention is AttentionKind.EAGER and kinds & HANDS_PROBABILITIES_ON
+    if not plan.recompute.reentrant or not (eager or spec.head.kind in OTHER_HEADS):
+        return []
+    why = f"of {', '.join(sorted(kinds))} layers is not modelled"
+    why += ", which hand their probabilities on" if eager else ""
+    return [
+        Problem(
+            field="recompute.reentrant",
+            value=True,
+            reason=why,
+            hint="false (use_reentrant in gradient_checkpointing_kwargs); `memsheet trace` runs it",
+        )
     ]
 
 

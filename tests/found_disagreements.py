@@ -1,0 +1,48 @@
+"""Run by test_random_plans.py in a process of its own: models and plans in which sheet and trace once were
+apart, found by drawing them at random and made small. Prints how far they are apart, as shares of the peak.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from agreement import compared
+from random_plans import request_of
+
+SMALL = {
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 200, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "vocab_size": 386, "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+DELTA = {
+    **SMALL, "model_type": "qwen3_next", "head_dim": 16, "layer_types": ["linear_attention", "linear_attention"], "mlp_only_layers": [0, 1],
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "linear_num_key_heads": 8, "linear_num_value_heads": 16,
+}  # fmt: skip
+PICTURED = {
+    "model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGeneration"], "image_token_id": 7, "scale_factor": 2, "text_config": SMALL,
+    "vision_config": {
+        "model_type": "smolvlm_vision", "hidden_size": 192, "intermediate_size": 300, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "image_size": 64, "patch_size": 16,
+    },
+}  # fmt: skip
+STEP = {"microbatch": 4, "seq_len": 300, "precision": "bf16-pure", "attention": "sdpa", "optimizer": "sgd"}
+SHARDED = {**STEP, "engine": "fsdp2", "zero": 3, "dp_shard": 2, "microbatch": 1, "seq_len": 40}
+DORA = {"adapter.kind": "dora", "lora_rank": 27, "lora_targets": ("down_proj",)}
+CASES = {
+    "a frame's names outlive the last tensor that it saves": (SMALL, {**STEP, **DORA, "recompute": "full"}),
+    "a projection is named while its heads are convolved": (DELTA, {**STEP, "precision": "bf16-autocast", "microbatch": 1}),
+    "a tower that is no group is gathered with the root": (PICTURED, SHARDED),
+    "a tower whose attention alone is a group": (PICTURED, {**SHARDED, "lora_rank": 4, "lora_targets": ("q_proj",)}),
+    "dropout that a family's code leaves out": ({**SMALL, "model_type": "ernie4_5"}, {**STEP, "attention": "eager", "dropout": 0.1}),
+    "an optimizer that goes by the model's layers, under replicas": (SMALL, {**STEP, "engine": "transformers", "dp_replicate": 2, "optimizer": "muon"}),
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    rows = {
+        name: compared(name, name, config, request_of(options)) for name, (config, options) in CASES.items()
+    }
+    json.dump({name: 1.0 if row.refused else row.error for name, row in rows.items()}, sys.stdout)
