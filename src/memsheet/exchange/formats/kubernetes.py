@@ -80,9 +80,9 @@ def _pod_gpu_limit(containers: Any) -> Any:
     for one in containers if isinstance(containers, list) else ():
         resources = one.get("resources") if isinstance(one, Mapping) else None
         limits = resources.get("limits") if isinstance(resources, Mapping) else None
-        named = [name for name in RESOURCES if isinstance(limits, Mapping) and name in limits]
-        if named:
-            count = limits[named[0]]
+        counts = [limits[name] for name in RESOURCES if name in limits] if isinstance(limits, Mapping) else []
+        if counts:
+            count = counts[0]
             return int(count) if isinstance(count, str) and count.isdigit() and len(count) < 8 else count
     return None
 
