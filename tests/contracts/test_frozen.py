@@ -50,7 +50,7 @@ PLAN_FLAGS = [
     "--no-cuda-graphs", "--no-dp-dense", "--no-dp-lm-head", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
     "--precision", "--prompt-tokens", "--shared-prefix-tokens", "--quantize", "--recompute", "--recompute-every", "--recompute-layers", "--recompute-modules",
-    "--recompute-segments", "--reshard-after-forward", "--schedule", "--secondary-shard", "--seq-len", "--sequence-parallel", "--sequences", "--host-weights-gib", "--dcp", "--host-kv-gib", "--host-kv-ratio", "--kv-connector", "--kv-blocks", "--pool-tokens", "--attention-kernels", "--kv-cache-bytes", "--graph-sequences", "--no-offline-inference", "--offline-inference", "--state-ratio", "--state-slots", "--tp",
+    "--recompute-segments", "--reshard-after-forward", "--schedule", "--secondary-shard", "--backward-prefetch", "--forward-prefetch", "--no-forward-prefetch", "--limit-all-gathers", "--no-limit-all-gathers", "--seq-len", "--sequence-parallel", "--sequences", "--host-weights-gib", "--dcp", "--host-kv-gib", "--host-kv-ratio", "--kv-connector", "--kv-blocks", "--pool-tokens", "--attention-kernels", "--kv-cache-bytes", "--graph-sequences", "--no-offline-inference", "--offline-inference", "--state-ratio", "--state-slots", "--tp",
     "--vocab-multiple", "--vpp", "--zero", "--speculative", "--draft-model", "--speculative-tokens", "--draft-tp",
 ]  # fmt: skip
 SERVE_FLAGS = ["--any-precision", "--context", "--tpot", "--ttft", "--users"]

@@ -14,6 +14,7 @@ SHORT: dict[str, str] = {
     "layers_per_stage": "layers_per_stage", "end_stages": "end_stages", "seq_len": "seq_len", "image_tokens": "image_tokens", "microbatch": "microbatch", "global_batch": "global_batch",
     "vocab_multiple": "vocab_multiple", "precision": "precision.name", "optimizer": "optimizer.name",
     "optimizer_implementation": "optimizer.implementation", "optimizer_in_backward": "optimizer_in_backward", "secondary_shard": "secondary_shard",
+    "backward_prefetch": "backward_prefetch", "forward_prefetch": "forward_prefetch", "limit_all_gathers": "limit_all_gathers",
     "recompute": "recompute.mode", "recompute_every": "recompute.every", "recompute_layers": "recompute.layers",
     "recompute_segments": "recompute.segments", "recompute_modules": "recompute.modules", "attention": "attention", "loss": "loss",
     "compile": "compile", "dropout": "dropout", "lora_rank": "adapter.rank", "lora_targets": "adapter.targets",

@@ -69,6 +69,9 @@ class TrainOptions(JobOptions, MeshOptions, total=False):
     zero: Literal[0, 1, 2, 3] | None
     reshard_after_forward: bool | None
     secondary_shard: int | None
+    backward_prefetch: str | None
+    forward_prefetch: bool | None
+    limit_all_gathers: bool | None
     sequence_parallel: bool | None
     context_parallel_comm: str | None
     gradient_sync: str | None

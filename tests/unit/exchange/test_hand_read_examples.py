@@ -41,7 +41,7 @@ READ: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 TOLD = {
     "ms-megatron-qwen3-moe-offload.sh": ("--moe-shared-expert-overlap", "--use-precision-aware-optimizer"),
-    "ms-qwen3-vl-mixed.sh": ("vit_gradient_checkpointing",), "ms-multi-node-dlc.sh": ("$.nnodes",), "ms-muonclip.sh": ("optimizer",),
+    "ms-multi-node-dlc.sh": ("$.nnodes",), "ms-muonclip.sh": ("optimizer",),
     "ms-dpo-lora.sh": ("$.method",), "ms-grpo-deepeyes.sh": ("$.method", "use_vllm"), "ms-grpo-qwenvl72b-vllm-lora.sh": ("$.method", "use_vllm"),
     "ms-gkd-vllm-colocate.sh": ("$.method", "teacher_model", "use_vllm"), "ms-ppo-lora.sh": ("$.method", "reward_model"),
     "ms-sequence-parallel-seq-cls.sh": ("task_type", "sequence_parallel_size"), "ms-olora.sh": ("init_weights",),

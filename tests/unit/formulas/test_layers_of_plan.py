@@ -160,7 +160,7 @@ def without_untold(plan: Plan, told: Any) -> Plan:
     mesh = dict.fromkeys(("dp_replicate", "dp_shard", "pp", "vpp"), told)
     return replace(
         plan,
-        **dict.fromkeys(("zero", "optimizer", "reshard_after_forward", "secondary_shard", "schedule"), told),
+        **dict.fromkeys(("zero", "optimizer", "reshard_after_forward", "gathers", "schedule"), told),
         layers_per_stage=told,
         mesh=replace(plan.mesh, **mesh),
         offload=replace(plan.offload, optimizer=told, parameters=told),

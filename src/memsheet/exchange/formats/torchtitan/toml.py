@@ -130,6 +130,8 @@ OLDER_PLACES = {
     f"{T}.data_parallel_degree": f"{P}.data_parallel_shard_degree", f"{T}.batch_size": f"{T}.local_batch_size",
 }  # fmt: skip
 """Where releases before mid 2025 had what is read (4b3f2e4 torchtitan/config_manager.py:203-330)."""
+OWN_MARKS = (("model", "flavor"), ("job", "config_file"), ("job", "dump_folder"))
+"""Keys that nobody else has beside such places: other tools say ``training.batch_size``, too."""
 OLDER = "release"
 
 
@@ -137,7 +139,8 @@ def _parse_toml_text(text: str) -> Mapping[str, Any]:
     """Tables with the keys of an older release in their present places, and which they were."""
     found = parse_toml(text.encode(), "file")
     tables = {name: dict(held) if isinstance(held, Mapping) else held for name, held in found.items()}
-    older = [at for at, now in OLDER_PLACES.items() if _is_moved(tables, at, now)]
+    own = any(isinstance(tables.get(table), Mapping) and key in tables[table] for table, key in OWN_MARKS)
+    older = [at for at, now in OLDER_PLACES.items() if own and _is_moved(tables, at, now)]
     if not older:
         return found
     optimizer = tables.get("optimizer")
