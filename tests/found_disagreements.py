@@ -28,8 +28,25 @@ PICTURED = {
         "image_size": 64, "patch_size": 16,
     },
 }  # fmt: skip
+NEO = {
+    "model_type": "gpt_neo", "hidden_size": 128, "intermediate_size": 512, "num_layers": 2, "num_heads": 8, "attention_types": [[["global", "local"], 1]],
+    "vocab_size": 386, "max_position_embeddings": 2048, "window_size": 64,
+}  # fmt: skip
+OPT = {
+    "model_type": "opt", "hidden_size": 128, "word_embed_proj_dim": 128, "ffn_dim": 512, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 386,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+ROUTED = {
+    **SMALL, "model_type": "qwen3_moe", "num_hidden_layers": 3, "head_dim": 16, "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 512,
+    "mlp_only_layers": [],
+}  # fmt: skip
+TWO_STACKS = {
+    "model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"], "d_model": 128, "d_kv": 16, "d_ff": 512, "num_layers": 3, "num_heads": 8, "vocab_size": 386,
+}  # fmt: skip
 STEP = {"microbatch": 4, "seq_len": 300, "precision": "bf16-pure", "attention": "sdpa", "optimizer": "sgd"}
 SHARDED = {**STEP, "engine": "fsdp2", "zero": 3, "dp_shard": 2, "microbatch": 1, "seq_len": 40}
+AGAIN = {**STEP, "attention": "eager", "recompute": "full"}
+REENTRANT = {**AGAIN, "recompute.reentrant": True}
 DORA = {"adapter.kind": "dora", "lora_rank": 27, "lora_targets": ("down_proj",)}
 CASES = {
     "a frame's names outlive the last tensor that it saves": (SMALL, {**STEP, **DORA, "recompute": "full"}),
@@ -37,6 +54,14 @@ CASES = {
     "a tower that is no group is gathered with the root": (PICTURED, SHARDED),
     "a tower whose attention alone is a group": (PICTURED, {**SHARDED, "lora_rank": 4, "lora_targets": ("q_proj",)}),
     "dropout that a family's code leaves out": ({**SMALL, "model_type": "ernie4_5"}, {**STEP, "attention": "eager", "dropout": 0.1}),
+    "a bias is copied to longer rows": (TWO_STACKS, {**STEP, "precision": "fp32"}),
+    "low adapters over whole numbers": (SMALL, {**STEP, "lora_rank": 8, "quantize": "int8", "lora_dtype": "bf16"}),
+    "a reentrant checkpoint names the gradient that it is handed": (SMALL, REENTRANT),
+    "the same of a view": (OPT, REENTRANT),
+    "a reentrant graph saves until gradients are cast": (ROUTED, {**REENTRANT, "seq_len": 200}),
+    "zeros for probabilities that are handed on": (NEO, REENTRANT),
+    "the same in fp32 with dropout": (NEO, {**REENTRANT, "precision": "fp32", "dropout": 0.1}),
+    "scores go before probabilities are lowered": (NEO, {**AGAIN, "precision": "bf16-autocast"}),
     "an optimizer that goes by the model's layers, under replicas": (SMALL, {**STEP, "engine": "transformers", "dp_replicate": 2, "optimizer": "muon"}),
 }  # fmt: skip
 

@@ -24,7 +24,6 @@ from memsheet.formulas.tapes.evaluate import (
     select_part,
 )
 from memsheet.formulas.tapes.graph import GradientSum
-from memsheet.formulas.tapes.tape import as_reentrant
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
@@ -160,8 +159,8 @@ def _block_parts(
     plain = evaluate_tape(
         record_block(block, replace(how, offloads=False)), axes, prefix, release=release
     )  # a checkpoint's own hooks come first
-    light, again = record_block(block, how, saving=False), record_block(block, how, recomputed=True)
-    again = as_reentrant(again) if plan.recompute.reentrant else again
+    light = record_block(block, how, saving=False)
+    again = record_block(block, how, recomputed=True, reentrant=plan.recompute.reentrant)
     return evaluate_tape(again, axes, prefix, release=release, forward=light), plain
 
 

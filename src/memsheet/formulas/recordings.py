@@ -11,28 +11,39 @@ from memsheet.formulas.model_code.transformers.norms import apply_norm
 from memsheet.formulas.numerics import STORED, RunConfig
 from memsheet.formulas.tapes.graph import GradientSum, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
-from memsheet.formulas.tapes.tape import Tape
+from memsheet.formulas.tapes.tape import Tape, as_reentrant
 from memsheet.plan.model import Block, Embeddings, Head, Norm
 from memsheet.plan.plan import Loss
 
 
-def _new_recorder(how: RunConfig, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:
+def _new_recorder(
+    how: RunConfig, pass_: Pass = Pass.PLAIN, *, reentrant: bool = False
+) -> tuple[Recorder, ModelCode]:
     made = Recorder(
-        compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_, chosen=how.chosen
+        compute=how.autocast,
+        processor=how.processor,
+        offloads=how.offloads,
+        pass_=pass_,
+        chosen=how.chosen,
+        reentrant=reentrant,
     )
     return made, model_code(how.layers)
 
 
 @lru_cache(maxsize=512)
-def record_block(block: Block, how: RunConfig, *, saving: bool = True, recomputed: bool = False) -> Tape:
+def record_block(
+    block: Block, how: RunConfig, *, saving: bool = True, recomputed: bool = False, reentrant: bool = False
+) -> Tape:
     """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the
-    one that does so.
+    one that does so, ``reentrant`` where torch's reentrant checkpoint does.
     """
     if block.recorded is not None:
         from memsheet.formulas.model_code.recorded import recorded_block
 
-        return recorded_block(block.recorded, how, saving=saving, recomputed=recomputed)
-    r, code = _new_recorder(how, Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
+        made = recorded_block(block.recorded, how, saving=saving, recomputed=recomputed)
+        return as_reentrant(made) if reentrant else made
+    pass_ = Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT
+    r, code = _new_recorder(how, pass_, reentrant=reentrant)
 
     def run() -> tuple[Tensor, Tensor]:
         x = r.arriving(code.stream, how.stream, needs_grad=how.input_grad)
@@ -40,7 +51,8 @@ def record_block(block: Block, how: RunConfig, *, saving: bool = True, recompute
 
     if recomputed and (how.chosen or (how.quantized and STORED[how.stored].holds)):
         r.runs_again(run)
-    return r.finish(*run())
+    made = r.finish(*run())
+    return as_reentrant(made, len(r.handed_on)) if reentrant else made
 
 
 @lru_cache(maxsize=64)

@@ -20,8 +20,19 @@ def parameter_storage_dtype(path: str, weight: Weight, plan: Plan) -> DType:
 
 def _kept_in(weight: Weight, dtype: DType) -> DType:
     """Eight-bit parameters are matrices of layers; what else there is stays in bf16."""
-    matrix = weight.role in (Role.LINEAR, Role.EXPERT) and len(weight.shape) > 1
-    return dtype if matrix or dtype.bits >= BF16.bits else BF16
+    return dtype if _is_matrix(weight) or dtype.bits >= BF16.bits else BF16
+
+
+def _is_matrix(weight: Weight) -> bool:
+    """Whether it is one of a linear layer, or of experts: a convolution's kernel has more dimensions, and
+    quantizers leave it as it is (transformers 5.23 integrations/bitsandbytes.py:189, finegrained_fp8.py: of
+    nn.Linear alone).
+    """
+    return (
+        len(weight.shape) > 1
+        if weight.role is Role.EXPERT
+        else (weight.role is Role.LINEAR and len(weight.shape) == 2)
+    )
 
 
 FOUR_BITS = (NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE)
@@ -35,7 +46,7 @@ def is_quantized(path: str, weight: Weight, how: Quantization) -> bool:
     """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not
     skipped.
     """
-    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
+    if not _is_matrix(weight):
         return False
     stacked = weight.role is Role.EXPERT and not path.endswith(".weight")
     if stacked and how.weights in OF_LINEAR_LAYERS and not how.experts:

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from memsheet.errors import input_error
 from memsheet.frozen import replace
 from memsheet.plan.defaults import IA3_INPUTS
-from memsheet.plan.dtypes import FP32
+from memsheet.plan.dtypes import FP32, DType
 from memsheet.plan.plan import AdapterKind, Plan, Quantization, RecomputeMode
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.eight_bit import LinearInt8, lora_of_int8
@@ -102,7 +102,18 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     ):  # as peft's own function does it (optimizers/lorafa.py create_lorafa_optimizer)
         for name, parameter in adapted.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
+    if plan.quantization is not None:
+        _as_asked(adapted, plan.adapter.dtype)
     return adapted
+
+
+def _as_asked(adapted: nn.Module, dtype: DType) -> None:
+    """Adapters in the dtype that is asked for: over whole numbers peft leaves them in torch's default (0.21.2
+    tuners/tuners_utils.py:2182-2212, _move_adapter_to_device_of_base_layer), and scripts lower them.
+    """
+    for name, module in adapted.named_modules():
+        if name.rpartition(".")[0].endswith((".lora_A", ".lora_B")):
+            module.to(torch_dtype(dtype, "adapter.dtype"))
 
 
 def _other_method(model: nn.Module, plan: Plan) -> nn.Module:

@@ -39,6 +39,11 @@ _DEVICE = torch.ops.prim.device.default  # asks, and makes nothing
 _ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: the Python frame from which the C++ engine runs
 _WRAPPERS = frozenset({"_fn", "inner"})
 _SOLE_OWNER = 2  # references to a storage that only the argument and its gradient slot hold
+_SOLE_HOLDERS = 4
+"""References to a gradient that the engine alone holds, while an operation on it is dispatched to a mode: a
+reentrant checkpoint's backward, whose arguments it is among, holds one more (torch 2.13
+utils/checkpoint.py:278-337).
+"""
 STEPPED = "?"  # before a context: no module runs, but something is done for this one
 _RANK = {component: place for place, component in enumerate(Component)}
 
@@ -320,7 +325,8 @@ class Recorder(TorchDispatchMode):
         alike = isinstance(other, torch.Tensor) and into.shape == other.shape and into.dtype == other.dtype
         if not alike or _calling_function_name(sys._getframe(2)) != _ENGINE:
             return False
-        return torch._C._storage_Use_Count(into.untyped_storage()._cdata) <= _SOLE_OWNER
+        alone = torch._C._storage_Use_Count(into.untyped_storage()._cdata) <= _SOLE_OWNER
+        return alone and into._use_count() <= _SOLE_HOLDERS
 
     def __enter__(self) -> Self:
         self._resize = torch.UntypedStorage.resize_

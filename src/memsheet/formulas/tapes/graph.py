@@ -155,8 +155,8 @@ class Graph:
     """Records one part of a model. ``compute``: the autocast dtype, or None.
 
     ``pass_``: a forward that will be recomputed saves nothing; one that is recomputed gives a saved tensor up
-    when it is read. ``chosen``: operations whose results a selective checkpoint keeps from the one for the
-    other.
+    when it is read, unless it is ``reentrant``, which makes a graph of its own. ``chosen``: operations whose
+    results a selective checkpoint keeps from the one for the other.
     """
 
     def __init__(
@@ -167,8 +167,9 @@ class Graph:
         offloads: bool = False,
         pass_: Pass = Pass.PLAIN,
         chosen: frozenset[Chosen] = frozenset(),
+        reentrant: bool = False,
     ) -> None:
-        self.pass_ = pass_
+        self.pass_, self.reentrant = pass_, reentrant
         self.chosen = chosen
         self._products = 0
         self._results: list[Storage] = []  # of chosen operations, in order
@@ -194,6 +195,7 @@ class Graph:
         self._waiting: frozenset[int] | None = None
         self._gradients: list[Storage] = []  # parameters' gradients stay when backward has passed
         self._side_stream = False
+        self.handed_on: list[Tensor] = []
 
     @property
     def saves(self) -> bool:
@@ -282,6 +284,14 @@ class Graph:
         assert x.storage is not None
         self._cache[str(x.storage.index)] = Tensor(x.storage, x.shape, x.dtype)
         return x
+
+    def hand_on(self, x: Tensor) -> None:
+        """Hand ``x`` over besides a part's output, to code that makes nothing of it: a reentrant checkpoint
+        keeps it until its backward is over, and is handed zeros for its gradient (torch 2.13
+        utils/checkpoint.py:278-337; csrc/autograd/python_function.cpp, PyNode::apply).
+        """
+        if self.reentrant:
+            self.handed_on.append(x)
 
     def keep_gradient(self, g: Grad) -> None:
         """Keep a gradient until the whole backward is over."""
@@ -405,7 +415,7 @@ class Graph:
         root = (out.node, out.port) if out.node else None
         del out, x
         self._recomputed |= self._live_gradients() - before
-        pending = self._play(root, arrived.pop()) if root else {}
+        pending = self._play([(root, arrived.pop())]) if root else {}
         self.pass_, self.in_backward, self.offloads = Pass.PLAIN, False, moves
         return next(iter(pending[source].values())) if source in pending else None
 
@@ -430,7 +440,10 @@ class Graph:
         self._cache.clear()
         root = (output.node, output.port) if output.node else None
         shape, dtype = output.shape, output.dtype
-        for t in (*inputs, *cache, output):
+        handed_on = [
+            (x.storage, x.shape, x.dtype, (x.node, x.port) if x.node else None) for x in self.handed_on
+        ]
+        for t in (*inputs, *cache, output, *self.handed_on):
             t.storage = t.node = None
         self._passing.clear()
         forward, forward_operations = tuple(self.log), tuple(self.operations)
@@ -443,7 +456,15 @@ class Graph:
         }
         self.log.clear()
         if root is not None:
-            self._play(root, Grad(self.storage(gradient, shape, dtype) if gradient else None, shape, dtype))
+            first = Grad(self.storage(gradient, shape, dtype) if gradient else None, shape, dtype)
+            roots: list[tuple[Edge | None, Grad]] = [(root, first)]
+            for _, own_shape, own_dtype, edge in handed_on:
+                roots.append((edge, self.grad(own_shape, own_dtype, f"{gradient}/zeros")))
+            # a checkpoint's own backward names what it was handed
+            named = [grad.storage for _, grad in roots] if self.reentrant else []
+            del first
+            self._play(roots)
+            named.clear()
         backward = tuple(self.log)
         stays = frozenset(storage.index for storage in self._held)
         self._results.clear()
@@ -467,15 +488,15 @@ class Graph:
             scratch=tuple(self._scratch),
         )
 
-    def _play(self, root: Edge, grad: Grad) -> dict[Node, dict[int, Grad]]:
-        """Torch's engine: the youngest node first; a node's saved tensors go when it has run, or, recomputed,
-        when it has read them.
+    def _play(self, roots: list[tuple[Edge | None, Grad]]) -> dict[Node, dict[int, Grad]]:
+        """Torch's engine, which takes ``roots``: the youngest node first; a node's saved tensors go when it
+        has run, or, recomputed, when it has read them.
 
         What is left is for who handed something in.
         """
         pending: dict[Node, dict[int, Grad]] = {}
-        self._deliver(pending, root, grad)
-        del grad
+        while roots:
+            self._deliver(pending, *roots.pop(0))
         while any(node.order for node in pending):
             node = max(pending, key=lambda n: n.order)
             if self._waiting is None and node.saved:
@@ -497,7 +518,7 @@ class Graph:
         grads = list(node.backward(*arrived.values()))
         del back
         self._note_backward(made, saved, arrived, grads)
-        if self.pass_ is Pass.RECOMPUTED:
+        if self.pass_ is Pass.RECOMPUTED and not self.reentrant:
             node.saved.clear()
         for n, (meta, grad) in enumerate(zip(node.metas, grads, strict=True)):
             if grad is not None and meta != (grad.shape, grad.dtype):

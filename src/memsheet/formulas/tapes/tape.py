@@ -151,11 +151,12 @@ class Tape:
 
 
 @lru_cache(maxsize=256)
-def as_reentrant(tape: Tape) -> Tape:
-    """The tape of a part that runs again to its end, and only then backward: one gradient is there when it
-    does, that of its result (torch 2.13 utils/checkpoint.py:278-337, CheckpointFunction.backward).
+def as_reentrant(tape: Tape, handed_on: int = 0) -> Tape:
+    """The tape of a part that runs again to its end, and only then backward: the gradient of its result is
+    there when it does, and zeros for that of each tensor that it hands on besides (torch 2.13
+    utils/checkpoint.py:278-337, CheckpointFunction.backward).
     """
-    arriving = frozenset(i for event, i in tape.backward[:1] if event is Event.ALLOC)
+    arriving = frozenset(i for event, i in tape.backward[: 1 + handed_on] if event is Event.ALLOC)
     return replace(tape, reentrant=True, waiting=arriving)
 
 

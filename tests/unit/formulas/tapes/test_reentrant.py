@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from memsheet.formulas.tapes.evaluate import evaluate_tape
+from memsheet.formulas.tapes.graph import Pass
+from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Entry, Event, Tape, as_reentrant
 from memsheet.frozen import replace
-from memsheet.plan.dtypes import INT8
+from memsheet.plan.dtypes import FP32, INT8
 from memsheet.sheet import Component
 
 ALLOC, FREE = Event.ALLOC, Event.FREE
@@ -68,3 +70,27 @@ def test_one_part_is_one_tape() -> None:
 def test_what_is_saved_is_told_as_that() -> None:
     held = evaluate_tape(as_reentrant(AGAIN), {}, "", release=False, forward=LIGHT).backward.held
     assert (Component.SAVED_ACTIVATIONS, "act/output") in held
+
+
+def test_what_is_handed_on_stays_and_has_zeros_for_its_gradient() -> None:
+    """A reentrant checkpoint names the gradients that it was handed, and zeros beside them, to its end."""
+
+    def recorded(*, reentrant: bool) -> Tape:
+        r = Recorder(pass_=Pass.RECOMPUTED, reentrant=reentrant)
+        x = r.arriving(("s",), FP32)
+        beside = r.unary(x, "beside", saves="output")
+        r.hand_on(beside)
+        y = r.add(r.unary(beside, "act", saves="input"), x, "/residual")
+        del beside
+        return r.finish(y, x)
+
+    plain, again = recorded(reentrant=False), recorded(reentrant=True)
+    zeros = [n for n, entry in enumerate(again.entries) if entry.path.endswith("/zeros")]
+    assert len(zeros) == 1
+    assert not any(entry.path.endswith("/zeros") for entry in plain.entries)
+    arriving = as_reentrant(again, 1).waiting
+    assert len(arriving) == 2
+    assert arriving >= set(zeros)
+    freed = [index for event, index in again.backward if event is FREE]
+    others = {index for event, index in again.backward if event is ALLOC} - arriving
+    assert max(map(freed.index, others & set(freed))) < min(map(freed.index, arriving & set(freed)))

@@ -214,7 +214,11 @@ def eager_attention(
     elif at.causal or how.keeps_scores:
         weights = r.add(weights, Tensor(None, ("b", 1, "s", k.shape[2]), how.stream), path + "/scores")
     named = weights if own.summed_bias else None
-    weights = _attention_probabilities(r, weights, (q if own.wide_softmax else v).dtype, path, own, how)
+    if own.wide_softmax:  # the cast is a part of its statement
+        weights = _lowered_softmax(r, weights, q.dtype, path, own, how)
+    else:
+        weights = _scores_softmax(r, weights, path, own, how)
+        weights = r.cast(weights, v.dtype, path + "/probabilities") if own.lowered_softmax else weights
     del _raw
     weights = r.dropout(weights, path + "/dropout", active=how.dropout and own.drops_scores)
     v = repeat_kv(r, r.autocast(v, path + "/v"), path + "/v", at) if late else v
@@ -231,7 +235,7 @@ def scores_dtype(how: RunConfig, own: FamilyTraits) -> DType:
     return (how.autocast or how.parameters) if own.lowered_softmax else how.stream
 
 
-def _attention_probabilities(
+def _lowered_softmax(
     r: Recorder, x: Tensor, dtype: DType, path: str, own: FamilyTraits, how: RunConfig
 ) -> Tensor:
     made = _scores_softmax(r, x, path, own, how)

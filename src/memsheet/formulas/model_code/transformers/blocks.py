@@ -73,6 +73,8 @@ def _run_block_branches(
         else:
             mixed, probabilities = mix_otherwise(r, y, at, how, block.kind)
         if not r.in_backward:
+            if own.named_outputs and probabilities is not None:
+                r.hand_on(probabilities)
             kept.extend((probabilities, mixed if own.summed_bias or own.named_mix else None))
             inside.append(y if own.named_outputs else None)
         return mixed

@@ -92,6 +92,12 @@ def block_numerics(block: Block, plan: Plan, shape: PassShape, how: RunConfig) -
     return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short else how
 
 
+BIAS_ALIGNMENT = 8
+"""Elements that a row of a bias is padded to (torch 2.13 aten native/transformers/attention.cpp,
+preprocess_mask).
+"""
+
+
 def has_grouped_kv_heads(at: Attention, kind: str) -> bool:
     """Whether queries come with fewer heads of keys, which falcon repeats by itself where there are
     several.
@@ -108,5 +114,7 @@ def needs_mask(at: Attention, plan: Plan, shape: PassShape, kind: str) -> bool:
     """
     if plan.attention is AttentionKind.SDPA and (family_traits(kind).always_masked or plan.past_tokens):
         return True
+    if is_t5(kind):  # a bias, which is there anyway: whether its rows are padded
+        return plan.attention is AttentionKind.SDPA and agreed(shape.tokens % BIAS_ALIGNMENT != 0)
     span = at.window or at.chunk
     return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= shape.tokens)

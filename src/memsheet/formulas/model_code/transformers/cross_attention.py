@@ -6,8 +6,9 @@ Axes as in ``blocks.py``; as many tokens on either side. ``f`` between the stack
 
 from __future__ import annotations
 
-from memsheet.arith import Count
+from memsheet.arith import Count, where
 from memsheet.formulas.model_code.shared_tables import LetGo
+from memsheet.formulas.model_code.transformers.chosen_kernels import BIAS_ALIGNMENT
 from memsheet.formulas.model_code.transformers.families import BRIDGE, LAST, is_t5
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
 from memsheet.formulas.model_code.transformers.norms import apply_norm
@@ -157,7 +158,7 @@ def _t5_attention(
         for source, name in ((x, "q"), (memory, "k"), (memory, "v"))
     )
     if how.attention is not AttentionKernel.EAGER:
-        context = _biased_efficient_attention(r, q, k, v, _as_mask(r, at, bias), path)
+        context = _biased_efficient_attention(r, q, k, v, _as_mask(r, at, bias), path, padded=how.mask)
         return record_linear(
             r, r.view(context, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how
         ), None
@@ -190,10 +191,13 @@ def _as_mask(r: Recorder, at: Attention | CrossAttention, bias: Tensor) -> Tenso
 
 
 def _biased_efficient_attention(
-    r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path: str
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path: str, *, padded: bool
 ) -> Tensor:
-    """Torch's memory-efficient kernel, which makes a gradient of the mask for every sequence."""
+    """Torch's memory-efficient kernel, which makes a gradient of the mask for every sequence. ``padded``: its
+    rows are copied out to a multiple of eight elements (attention.cpp preprocess_mask, pad_bias).
+    """
     mask = r.autocast(mask, path + "/bias")
+    mask = _pad_bias_rows(r, mask, path) if padded else mask
     shape, dtype = mask.shape, mask.dtype
     wide = r.apply(Tensor(mask.storage, SCORES, dtype), (mask,), (), lambda _: [r.grad(shape, dtype)])
     out = r.tensor(path + "/context", HEADS, q.dtype)
@@ -202,6 +206,20 @@ def _biased_efficient_attention(
     inside = (efficient_backward_bytes, ("b", "s", "a", k.shape[2], q.shape[3], v.shape[3]))
     r.custom(path, (q, k, v, wide), out, (q, k, v, out, lse, seed, mask), inside=inside)
     return r.view(out, ("b", "s", "a", "d"))
+
+
+def _pad_bias_rows(r: Recorder, mask: Tensor, path: str) -> Tensor:
+    """A view of longer rows, whose gradient is that of the rows first."""
+    dtype, rows = mask.dtype, (*BIAS[:-1], "s8")
+
+    def backward(_: Grad) -> list[Grad | None]:
+        longer = r.grad(rows, dtype)
+        grad = r.grad(BIAS, dtype)
+        del longer
+        return [grad]
+
+    made = r.apply(r.tensor(path + "/padded_bias", rows, dtype), (mask,), (), backward)
+    return Tensor(made.storage, BIAS, dtype, made.node, made.port)
 
 
 def _project_to_heads(
@@ -312,7 +330,7 @@ def named_biases(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig, 
     looked_up = how.parameters.nbytes(shape.sequences * shape.tokens * spec.hidden)
     return [
         own,
-        *([] if plan.attention is AttentionKind.SDPA else [zeros]),
+        zeros - _saved_zeros(plan, shape, zeros),
         *([looked_up] if plan.dropout else []),
     ]
 
@@ -323,12 +341,15 @@ def saved_biases(spec: ModelSpec, plan: Plan, shape: PassShape, how: RunConfig) 
     buckets = ("relative_attention_bias", tables * INT64.nbytes(shape.tokens * shape.tokens))
     return [
         buckets,
-        *(
-            [("position_bias", _bias_sizes(spec, shape, how)[1])]
-            if plan.attention is AttentionKind.SDPA
-            else []
-        ),
+        ("position_bias", _saved_zeros(plan, shape, _bias_sizes(spec, shape, how)[1])),
     ]
+
+
+def _saved_zeros(plan: Plan, shape: PassShape, zeros: Count) -> Count:
+    """Bytes of the zeros beside the encoder's tokens, where kernels save them and no copy of longer rows."""
+    if plan.attention is not AttentionKind.SDPA:
+        return 0
+    return where(shape.tokens % BIAS_ALIGNMENT == 0, zeros, 0)
 
 
 def _bias_sizes(spec: ModelSpec, shape: PassShape, how: RunConfig) -> tuple[Count, Count]:

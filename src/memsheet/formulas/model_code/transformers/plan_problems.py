@@ -98,7 +98,6 @@ def transformers_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *(picture_problems(spec, plan) if agreed(plan.training.image_tokens > 0) else ()),
         *_other_heads(spec, plan),
         *_recompute_module_problems(spec, plan),
-        *_reentrant_problems(spec, plan),
         *_moved_activations(plan),
         *_int8_rows(plan),
         *_tensor_parallel(spec, plan),
@@ -156,41 +155,17 @@ def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
         return []
     runs, again = "`memsheet trace` runs it", plan.recompute
     whole = again.mode is not RecomputeMode.SELECTIVE and not again.stretched and again.layers is None
+    two = reads_other_stack(spec)
     reasons = [
         ("engine", plan.engine, f"training a {spec.head.kind} model was not compared with its real code", not engine_of(plan).trains_other_heads, None),
         ("loss", plan.loss.value, "takes the logits of a causal model", plan.loss is not Loss.PLAIN, "plain"),
-        ("recompute.mode", again.mode.value, "of some layers or modules is not modelled over two stacks", reads_other_stack(spec) and not whole, runs),
+        ("recompute.mode", again.mode.value, "of some layers or modules is not modelled over two stacks", two and not whole, runs),
+        ("recompute.reentrant", True, "is not modelled over two stacks, whose layers hand a bias on", two and again.reentrant, f"false (use_reentrant in gradient_checkpointing_kwargs); {runs}"),
     ]  # fmt: skip
     return [
         Problem(field=field, value=value, reason=reason, hint=hint or _engines_that("trains_other_heads")[0])
         for field, value, reason, holds, hint in reasons
         if holds
-    ]
-
-
-HANDS_PROBABILITIES_ON = frozenset({"bloom", "falcon", "gpt_neo", "gptj", "mpt", "opt"})
-"""Kinds of layers whose eager attention returns its probabilities (transformers 5.23 modeling_bloom.py,
-modeling_falcon.py, modeling_gpt_neo.py, modeling_gptj.py, modeling_mpt.py, modeling_opt.py): torch's
-reentrant checkpoint makes zeros for their gradient (torch 2.13 utils/checkpoint.py:278-337,
-CheckpointFunction).
-"""
-
-
-def _reentrant_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """What torch's reentrant checkpoint was not compared with the real code for."""
-    kinds = {block.kind for block in language_blocks(spec)}
-    eager = plan.attention is AttentionKind.EAGER and kinds & HANDS_PROBABILITIES_ON
-    if not plan.recompute.reentrant or not (eager or spec.head.kind in OTHER_HEADS):
-        return []
-    why = f"of {', '.join(sorted(kinds))} layers is not modelled"
-    why += ", which hand their probabilities on" if eager else ""
-    return [
-        Problem(
-            field="recompute.reentrant",
-            value=True,
-            reason=why,
-            hint="false (use_reentrant in gradient_checkpointing_kwargs); `memsheet trace` runs it",
-        )
     ]
 
 
