@@ -115,7 +115,7 @@ HABITS: dict[str, FamilyTraits] = {
     "gpt_neo": FamilyTraits(own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True),
     "gptj": FamilyTraits(
         rest=PartialRotary.TO_THE_END, own_tables=True, table_buffer=True, wide_scores=True, wide_softmax=False,
-        branch_dropout=True,
+        branch_dropout=True, named_outputs=True,
     ),
     "gpt_neox": FamilyTraits(rest=PartialRotary.IN_TURN, branch_dropout=True),
     "qwen2_vl": FamilyTraits(tables_each=True),
