@@ -6,7 +6,7 @@ asked of their servers; the sheet beside the library's own code, and beside itse
 A case is its family and its number, as in ``random_plans.py``. The library's own model generates on fake tensors
 (``trace/serving_job.py``), with its own cache: parameters, buffers and cache are held to the byte, and the peak
 of prefill and decode to the sheet's range. ``--laws`` holds each engine's sheet to what must be true of any:
-``laws_broken`` names them. Nothing is asserted; it needs the ``trace`` extra, and no card.
+``laws_broken`` names them, and what breaks them is printed. Nothing is asserted; it needs the ``trace`` extra, and no card.
 """
 
 from __future__ import annotations
@@ -187,6 +187,65 @@ def traced_timeline(config: Config, plan: Plan) -> Timeline:
         return trace_serving(config, plan, how)
 
 
+# ---- laws --------------------------------------------------------------------------------------------------
+
+SERVERS = ("transformers", "vllm", "sglang", "llama.cpp")
+TP_DEGREES, STAGES = (2, 4, 8), 2
+Broken = tuple[str, str, int, int]
+"""Engine, law, and the two sizes that do not stand to each other as it says, bytes."""
+
+
+def laws_broken(config: Config) -> Iterator[Broken]:
+    """What does not hold of a configuration's sheets, engine by engine; a plan that is refused breaks none."""
+    for engine in SERVERS:
+        whole = held_bytes(config, engine)
+        if whole is None:
+            continue
+        yield from ((engine, law, *sizes) for law, sizes in _broken_of_engine(config, engine, whole))
+
+
+def _broken_of_engine(config: Config, engine: str, whole: Held) -> Iterator[tuple[str, tuple[int, int]]]:
+    longer = held_bytes(config, engine, max_model_len=2 * LENGTH)
+    if longer and longer.cache < whole.cache:
+        yield "longer never less", (longer.cache, whole.cache)
+    last = whole.weights
+    for tp in TP_DEGREES:
+        part = held_bytes(config, engine, tp=tp)
+        if part is None:
+            continue
+        if tp * part.weights < whole.weights:
+            yield f"shards of tp {tp} hold the whole", (tp * part.weights, whole.weights)
+        if part.weights > last:
+            yield f"tp {tp} never needs more a GPU", (part.weights, last)
+        last = part.weights
+    stages = [held_bytes(config, engine, stage=stage, pp=STAGES) for stage in range(STAGES)]
+    held = [stage.weights for stage in stages if stage]
+    if len(held) == STAGES and sum(held) < whole.weights:
+        yield "stages hold the whole", (sum(held), whole.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of a rank: weights once they are loaded, and the cache when it is full."""
+
+    weights: int
+    cache: int
+
+
+LENGTH = 512
+
+
+def held_bytes(config: Config, engine: str, *, stage: int = 0, **more: Any) -> Held | None:
+    """What a rank of ``stage`` holds; None where there is no such plan."""
+    try:
+        spec, plan = asked_plan(config, {"engine": engine, "max_model_len": LENGTH, "sequences": 2, **more})
+        sheet = account_rank(spec, plan, stage=stage)
+    except InputError:
+        return None
+    cache = sheet.of(Component.KV_CACHE, instant=sheet.instants[-1])
+    return Held(int(sheet.of(Component.PARAMETERS, instant=Instant.LOAD).value), int(cache.value))
+
+
 def line(row: Row) -> str:
     """A row as text."""
     head = f"{row.family:22s} {row.number:6d} " + ", ".join(f"{k}={v}" for k, v in row.options.items())
@@ -207,8 +266,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", nargs="*", default=())
+    parser.add_argument(
+        "--laws", action="store_true", help="each engine's sheets beside one another, no trace"
+    )
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(argv)
+    if asked.laws:
+        for family, number, config, _ in drawn_cases(asked.count, asked.seed, asked.family):
+            for engine, law, less, more in laws_broken(config):
+                print(f"{family:22s} {number:6d} {engine}: {law}: {less:,} and {more:,}", flush=True)
+        return 0
     done = []
     for case in drawn_cases(asked.count, asked.seed, asked.family):
         row = compared(*case)

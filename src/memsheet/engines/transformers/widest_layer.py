@@ -59,8 +59,8 @@ TRACED_EXPERTS = frozenset(
 """Families whose prompts were traced in bf16 with sdpa: the widest layer agrees within 0.7 %, the router's
 own tensors left out.
 """
-LOOPS_OVER_EXPERTS = frozenset({"llama4_text"})
-"""Families whose experts are not transformers' exchangeable ones (``use_experts_implementation``)."""
+EVERY_EXPERT = frozenset({"llama4_text"})
+"""Families whose every expert computes every token, and is none of transformers' exchangeable ones."""
 NAMED_ATTENTION = frozenset({"gpt2", "gpt_bigcode", "gpt_neo"})
 """Families whose layers name attention's output until they return (modeling_gpt2.py:282,
 modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344).
@@ -338,7 +338,25 @@ def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
                 (sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute))
                 + Bytes(0, extra, extra)
             )
+        elif compute is FP32 and plan.attention is AttentionKind.SDPA and isinstance(mixer, Attention):
+            made = _plain_score_bytes(block, mixer, plan, work)
+            found.append(Bytes(0, made, made))
     return reduce(Bytes.max, found, NOTHING)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "sdpa_attention_forward with enable_gqa in fp32: torch's _scaled_dot_product_attention_math (attention.cpp) "
+        "makes scores, those with a bias, and the bias"
+    ),
+)
+def _plain_score_bytes(block: Block, mixer: Attention, plan: Plan, work: Work) -> Count:
+    """What attention of grouped heads writes where no kernel takes them; 0 where one does."""
+    rows, tp = work.sequences * work.tokens, plan.mesh.tp
+    a_token = _scaled_elements_per_token(mixer, tp)
+    made = FP32.nbytes(rows * ((2 * _rank_heads(block, mixer, tp) + 1) * work.tokens + a_token))
+    return where(at_least(a_token, 1), made, 0)
 
 
 def _cached_attention_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
@@ -488,7 +506,7 @@ def _gathered_expert_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     loop over experts.
     """
     ff = block.feed_forward
-    if not isinstance(ff, Moe) or block.kind in LOOPS_OVER_EXPERTS or plan.quantization is not None:
+    if not isinstance(ff, Moe) or block.kind in EVERY_EXPERT or plan.quantization is not None:
         return NOTHING
     matrices = (3 if ff.gated else 2) * block.hidden * ceil_div(ff.intermediate, plan.mesh.tp)
     size = plan.precision.compute.nbytes(work.sequences * work.tokens * ff.experts_per_token * matrices)
@@ -516,11 +534,14 @@ def _mixing_width(block: Block) -> Count:
 def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> Count:
     """Of experts, elements for every choice of a token (grouped_mm_experts_forward, integrations/moe.py:424):
     its input with both halves of the first product, the activation and their product; or its input with the
-    second product, that weighted and that put in order.
+    second product, that weighted and that put in order. Llama 4 gives every expert every token
+    (modeling_llama4.py Llama4TextMoe.forward): what each is given and says, both halves, the activation.
     """
     if isinstance(ff, Dense):
         return activation_elements(ff, tp)
     inner = ceil_div(ff.intermediate, tp)
+    if kind in EVERY_EXPERT:
+        return ff.experts * (2 * hidden + 3 * inner + 2)
     multiplied = hidden + (4 if ff.gated else 2) * inner
     weighted = (6 if kind in FP32_ROUTING else 4) * hidden
     return ff.experts_per_token * maximum(multiplied, weighted) + ff.experts
