@@ -1,12 +1,12 @@
-"""Served models that nobody chose: small configurations of every family with sizes drawn at random, and what is
-asked of their servers; the sheet beside the library's own code, and beside itself.
+"""Served models that nobody chose: small configurations of every family with sizes drawn at random, and what
+is asked of their servers; the sheet beside the library's own code, and beside itself.
 
     python benchmarks/random_served.py [--count N] [--seed S] [--family NAME …] [--laws] [--json]
 
-A case is its family and its number, as in ``random_plans.py``. The library's own model generates on fake tensors
-(``trace/serving_job.py``), with its own cache: parameters, buffers and cache are held to the byte, and the peak
-of prefill and decode to the sheet's range. ``--laws`` holds each engine's sheet to what must be true of any:
-``laws_broken`` names them, and what breaks them is printed. Nothing is asserted; it needs the ``trace`` extra, and no card.
+A case is its family and its number, as in ``random_plans.py``. The library's own model generates on fake
+tensors (``trace/serving_job.py``), with its own cache: parameters, buffers and the full cache are compared as
+they are, peaks with the sheet's range. ``--laws`` holds each engine's sheets to what must be true of any, and
+prints what is not (``laws_broken``). Nothing is asserted; it needs the ``trace`` extra, and no card.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from memsheet.sheet import Component, Instant, Sheet
 from memsheet.timeline import Timeline, live_storages, sheet_of
 
 PEAK_BAR, BUFFER_BAR = 0.002, 0.0005
-"""What a peak, and what is known exactly, may be off, as shares of the peak: rotary frequencies are on no sheet."""
+"""What a peak, and what is known exactly, may be off, as shares of the peak: rotary frequencies are on no
+sheet.
+"""
 OUTSIDE = (Component.ALLOCATOR_SLACK, Component.CONTEXT, Component.UNEXPLAINED)
 """What no tensor is."""
 
@@ -196,7 +198,7 @@ Broken = tuple[str, str, int, int]
 
 
 def laws_broken(config: Config) -> Iterator[Broken]:
-    """What does not hold of a configuration's sheets, engine by engine; a plan that is refused breaks none."""
+    """What does not hold of a configuration's sheets, by engine; a plan that is refused breaks none."""
     for engine in SERVERS:
         whole = held_bytes(config, engine)
         if whole is None:
@@ -255,7 +257,8 @@ def line(row: Row) -> str:
         f"{one.instant} {one.what} {one.traced_bytes:,} of {one.low_bytes:,}..{one.high_bytes:,}"
         for one in row.off
     )
-    return f"{head} {row.beyond:+.4%} (range {row.width:.2%}) {'LESS ' if any(o.less for o in row.off) else ''}{told}"
+    less = "LESS " if any(one.less for one in row.off) else ""
+    return f"{head} {row.beyond:+.4%} (range {row.width:.2%}) {less}{told}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

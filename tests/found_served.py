@@ -1,6 +1,6 @@
-"""Run by test_random_served.py in a process of its own: generations in which the sheet once said less than the
-library's code allocates, found by drawing them at random and made small. Prints by how much a peak lies beyond
-the sheet's range, as shares of it.
+"""Run by test_random_served.py in a process of its own: generations in which the sheet once said less than
+the library's code allocates, found by drawing them at random and made small. Prints by how much a peak lies
+beyond the sheet's range, as shares of it.
 """
 
 from __future__ import annotations

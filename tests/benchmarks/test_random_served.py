@@ -1,5 +1,5 @@
-"""Served models that nobody chose: sheet and trace say the same, sheets keep what must hold of any, and what once
-was said too low is not.
+"""Served models that nobody chose: sheet and trace say the same, sheets keep what must hold of any, and what
+once was said too low is not.
 """
 
 import json

@@ -21,8 +21,8 @@ MASKED = "masked_lm"
     cites=TRANSFORMERS,
     at=(
         "before 4.45 LlamaForCausalLM.forward: logits of every position in the compute dtype, and all of "
-        "them in fp32; BertForMaskedLM.forward: of every position, beside the last hidden state and what they "
-        "are made of"
+        "them in fp32; BertForMaskedLM.forward: of every position, beside the last hidden state and "
+        "what they are made of"
     ),
 )
 def prompt_logits_bytes(spec: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Count:

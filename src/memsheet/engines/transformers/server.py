@@ -172,8 +172,8 @@ def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
 @formula(
     cites=TRANSFORMERS,
     at=(
-        "generation/utils.py _sample: input_ids and position_ids are joined anew with each token, int64, while the "
-        "prompt's own are named outside; low: a model that takes no positions"
+        "generation/utils.py _sample: input_ids and position_ids are joined anew with each token, int64, "
+        "while the prompt's own are named outside; low: a model that takes no positions"
     ),
 )
 def input_bytes(tokens: Count, prompt: Count, sequences: Count) -> tuple[Bytes, Bytes]:

@@ -151,23 +151,25 @@ def runs_delta_rule(block: Block) -> bool:
     )
 
 
-@formula(
-    cites=TRANSFORMERS,
-    at=(
-        "torch_chunk_gated_delta_rule and torch_recurrent_gated_delta_rule (modeling_qwen3_next.py:370-577), which "
-        "run where flash-linear-attention is not installed: a step names the decayed state, its update and their sum"
-    ),
-)
 def _plain_delta_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Count:
     """A gated delta net in torch's plain operations: a prompt by chunks, a token over its state."""
     if isinstance(work.cached, int) and work.cached == 0:
         return _recorded_operation_bytes(block, spec, plan, engine, work)
-    rows = sum(
-        FP32.nbytes(m.value_heads * (2 * m.key_head_dim + 4 * m.value_head_dim) + 3 * recurrent_elements(m))
-        for m in block.mixers
-        if isinstance(m, LinearAttention)
-    )
-    return _widest_operation_bytes(block, plan, work).value + work.sequences * work.tokens * rows
+    steps = (_delta_step_bytes(mixer, work) for mixer in block.mixers if isinstance(mixer, LinearAttention))
+    return _widest_operation_bytes(block, plan, work).value + sum(steps)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "torch_recurrent_gated_delta_rule (modeling_qwen3_next.py:512-577), which runs where "
+        "flash-linear-attention is not installed: the decayed state, its update and their sum; rows in fp32"
+    ),
+)
+def _delta_step_bytes(mixer: LinearAttention, work: Work) -> Count:
+    """A token over a gated delta net's state."""
+    rows = mixer.value_heads * (2 * mixer.key_head_dim + 4 * mixer.value_head_dim)
+    return work.sequences * work.tokens * FP32.nbytes(rows + 3 * recurrent_elements(mixer))
 
 
 def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
@@ -210,8 +212,8 @@ def _scan_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
 @formula(
     cites=TRANSFORMERS,
     at=(
-        "mamba2_chunk_scan (modeling_mamba2.py:257): what is named at its last sum, and while einsum copies M, "
-        "then C, for a product, in fp32"
+        "mamba2_chunk_scan (modeling_mamba2.py:257): what is named at its last sum, and while einsum copies "
+        "M, then C, for a product, in fp32"
     ),
 )
 def _chunked_scan_bytes(mixer: StateSpace, work: Work) -> Count:
@@ -347,8 +349,8 @@ def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
 @formula(
     cites=TRANSFORMERS,
     at=(
-        "sdpa_attention_forward with enable_gqa in fp32: torch's _scaled_dot_product_attention_math (attention.cpp) "
-        "makes scores, those with a bias, and the bias"
+        "sdpa_attention_forward with enable_gqa in fp32: torch's _scaled_dot_product_attention_math "
+        "(attention.cpp) makes scores, those with a bias, and the bias"
     ),
 )
 def _plain_score_bytes(block: Block, mixer: Attention, plan: Plan, work: Work) -> Count:
@@ -454,12 +456,12 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
 @formula(
     cites=TRANSFORMERS,
     at=(
-        "sdpa_attention_forward with enable_gqa, which fp32 has no kernel for: torch's plain mathematics repeats "
-        "keys and values, a single head of them too, and scales the keys in a copy (attention.cpp)"
+        "sdpa_attention_forward with enable_gqa, which fp32 has no kernel for: torch's plain mathematics "
+        "repeats keys and values, a single head of them too, and scales the keys in a copy (attention.cpp)"
     ),
 )
 def _scaled_elements_per_token(mixer: Mixer, tp: Count) -> Count:
-    """Elements that each cached token takes there; none where heads are as many as keys' and a kernel runs."""
+    """Elements that each cached token takes there; none where keys have as many heads, and a kernel."""
     if not isinstance(mixer, Attention | CrossAttention):
         return 0
     heads, kept = ceil_div(mixer.heads, tp), maximum(1, ceil_div(mixer.kv_heads, tp))
