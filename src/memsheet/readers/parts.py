@@ -4,9 +4,10 @@ of blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from memsheet.frozen import replace
 from memsheet.plan.model import Attention, Block, Dense, Norm, NormKind, Role, Run, Weight
 
 Key = TypeVar("Key")
@@ -134,7 +135,6 @@ def fused_attention(
 ) -> Attention:
     """Attention whose q, k and v come out of one matrix."""
     qkv, out = (f"{path}.{name}" for name in names)
-    pieces = heads + 2 * kv_heads
     return Attention(
         path=path,
         heads=heads,
@@ -145,10 +145,20 @@ def fused_attention(
         rotary_dim=rotary_dim,
         position_bias=position_bias,
         weights=(
-            *linear_weights(qkv, pieces * head_dim, hidden, bias=qkv_bias, cut="out", units=pieces),
+            *_joined_weights(qkv, hidden, heads, kv_heads, head_dim, bias=qkv_bias),
             *linear_weights(out, hidden, heads * head_dim, bias=out_bias, cut="in", units=heads),
         ),
     )
+
+
+def _joined_weights(
+    path: str, hidden: int, heads: int, kv_heads: int, head_dim: int, *, bias: bool
+) -> Iterator[Weight]:
+    """Queries, keys and values in one matrix, in which ranks that outnumber heads of keys repeat those."""
+    pieces, both = heads + 2 * kv_heads, 2 * kv_heads * head_dim
+    for weight in linear_weights(path, pieces * head_dim, hidden, bias=bias, cut="out", units=pieces):
+        grouped = kv_heads < heads and weight.cut is not None
+        yield replace(weight, units=heads, repeated=both, groups=kv_heads) if grouped else weight
 
 
 def gated_mlp(

@@ -20,6 +20,7 @@ from memsheet.plan.model import (
     CrossAttention,
     Dense,
     LatentAttention,
+    LinearAttention,
     ModelSpec,
     Moe,
     Picture,
@@ -138,7 +139,13 @@ PROFILED: dict[str, Callable[[], Cases]] = {
 }  # fmt: skip
 WIDEST: dict[str, Callable[[], Cases]] = {
     "widest_layer._widest_elements_a_token": lambda: {"llama-tiny": call(first(Block), symbol("tp"))},
-    "widest_layer._chunked_scan_bytes": lambda: {"mamba2": call(first(Block, "mamba-codestral-7b"), WORK)},
+    "widest_layer._chunked_scan_bytes": lambda: {"mamba2": call(first(StateSpace, "mamba-codestral-7b"), WORK)},
+    "widest_layer._state_step_bytes": lambda: {
+        "mamba2": call(first(StateSpace, "mamba-codestral-7b"), plain(), STEP),
+    },
+    "widest_layer._delta_step_bytes": lambda: {"delta net": call(first(LinearAttention, HYBRID), STEP)},
+    "widest_layer._scaled_elements_per_token": lambda: {"attention": call(WHOLE, 1)},
+    "widest_layer._plain_score_bytes": lambda: {"attention": call(first(Block), first(Attention), plain(), WORK)},
     "widest_layer._dequantized_keys": lambda: {
         "fp8": call(first(Attention), plain(serving__kv_dtype="fp8"), symbol("kept"), passed=False),
         "passed": call(first(Attention), plain(serving__kv_dtype="fp8"), symbol("kept"), passed=True),

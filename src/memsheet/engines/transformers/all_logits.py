@@ -13,16 +13,24 @@ from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
 
+MASKED = "masked_lm"
+"""The head of a model that is read once and makes no tokens (plan/model.py, Head)."""
+
 
 @formula(
     cites=TRANSFORMERS,
     at=(
         "before 4.45 LlamaForCausalLM.forward: logits of every position in the compute dtype, and all of "
-        "them in fp32"
+        "them in fp32; BertForMaskedLM.forward: of every position, beside the last hidden state and "
+        "what they are made of"
     ),
 )
 def prompt_logits_bytes(spec: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Count:
     """Bytes at the end of a prompt's pass; 0 where the last position's alone are made."""
+    if spec.head.kind == MASKED:
+        return plan.precision.compute.nbytes(
+            sequences * tokens * (spec.head.width + 2 * spec.stacks[-1].hidden)
+        )
     if not makes_all_logits(spec, plan.engine_version):
         return 0
     elements = sequences * tokens * spec.head.width

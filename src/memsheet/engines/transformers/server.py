@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
-from memsheet.engines.transformers.all_logits import first_step_logits_bytes, prompt_logits_bytes
+from memsheet.engines.transformers.all_logits import MASKED, first_step_logits_bytes, prompt_logits_bytes
 from memsheet.engines.transformers.assisted import assistant_facts, assistant_items
 from memsheet.engines.transformers.peft_lora import branch_item, peft_items
 from memsheet.engines.transformers.releases import hands_tuples
@@ -32,7 +32,7 @@ from memsheet.formulas.states.held import HeldTensor, WholeRoles, held_tensors, 
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.device import Cluster
-from memsheet.plan.dtypes import FP32
+from memsheet.plan.dtypes import FP32, INT64
 from memsheet.plan.engine import Engine
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.model import LatentAttention, ModelSpec
@@ -112,6 +112,7 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
         else [
             *items,
             *_cache_items(spec, plan),
+            _input_item(spec, plan),
             *(
                 recorded_working_items(spec, plan)
                 if spec.recording is not None
@@ -166,6 +167,34 @@ def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
         )
         for path in dict.fromkeys((*after, *late))
     ]
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "generation/utils.py _sample: input_ids and position_ids are joined anew with each token, int64, "
+        "while the prompt's own are named outside; low: a model that takes no positions"
+    ),
+)
+def input_bytes(tokens: Count, prompt: Count, sequences: Count) -> tuple[Bytes, Bytes]:
+    """Token ids and positions while a prompt is read, and when the last token is made."""
+    first, last = INT64.nbytes(sequences * prompt), INT64.nbytes(sequences * (tokens + prompt))
+    return Bytes(first, 2 * first, 2 * first), Bytes(last, 2 * last, 2 * last)
+
+
+def _input_item(spec: ModelSpec, plan: Plan) -> Item:
+    """Without --prompt-tokens prompts may be short, and are read one by one or all at once."""
+    full, prompt = _full_and_prompt_tokens(plan)
+    sequences: Count = 1 if plan.serving.max_sequences is None else plan.serving.max_sequences
+    reading, making = input_bytes(full, prompt, sequences)
+    if plan.serving.prompt_tokens is None:
+        shortest = input_bytes(full, 0, sequences)[1]
+        reading, making = (
+            Bytes(0, reading.value, reading.high),
+            Bytes(shortest.low, making.value, making.high),
+        )
+    made = {Instant.PREFILL: reading} | ({} if spec.head.kind == MASKED else {Instant.DECODE: making})
+    return Item(Component.INPUTS, "input_ids", made, Cited(TRANSFORMERS, "generation/utils.py _sample"))
 
 
 def _prefill_cache_bytes(after: Count, late: Count, *, known: bool) -> Bytes:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from functools import reduce
 
-from memsheet.arith import Count, at_least, ceil_div, is_zero, maximum, where
+from memsheet.arith import Count, at_least, ceil_div, is_zero, maximum, minimum, where
 from memsheet.formulas.activations import run_config_of
-from memsheet.formulas.model_code.transformers.blocks import served_as_trained
+from memsheet.formulas.model_code.transformers.blocks import served_as_trained, unmodelled_block_reason
 from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
 from memsheet.formulas.model_code.transformers.code import block_axes
+from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
-from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token
+from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token, recurrent_elements
 from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.evaluate import evaluate_tape
 from memsheet.frozen import dataclass, replace
@@ -58,8 +59,8 @@ TRACED_EXPERTS = frozenset(
 """Families whose prompts were traced in bf16 with sdpa: the widest layer agrees within 0.7 %, the router's
 own tensors left out.
 """
-LOOPS_OVER_EXPERTS = frozenset({"llama4_text"})
-"""Families whose experts are not transformers' exchangeable ones (``use_experts_implementation``)."""
+EVERY_EXPERT = frozenset({"llama4_text"})
+"""Families whose every expert computes every token, and is none of transformers' exchangeable ones."""
 NAMED_ATTENTION = frozenset({"gpt2", "gpt_bigcode", "gpt_neo"})
 """Families whose layers name attention's output until they return (modeling_gpt2.py:282,
 modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344).
@@ -112,8 +113,18 @@ def _has_recorded_operations(block: Block, plan: Plan, work: Work) -> bool:
 
 
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
+    if runs_delta_rule(block):
+        fused = _widest_operation_bytes(block, plan, work)
+        plain = _plain_delta_bytes(block, spec, plan, engine, work)
+        return Bytes(minimum(fused.low, plain), plain, maximum(fused.high, plain))
     if not _has_recorded_operations(block, plan, work):
         return _widest_operation_bytes(block, plan, work)
+    size = _recorded_operation_bytes(block, spec, plan, engine, work)
+    whole = at_least(1, plan.mesh.tp)
+    return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
+
+
+def _recorded_operation_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Count:
     # adapters stand beside its layers, whose matrices are multiplied with in the compute dtype
     adapter = plan.served_adapters.alone if plan.served_adapters else None
     plain = replace(plan, adapter=adapter, quantization=None)
@@ -130,9 +141,35 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work
         block.kind in NAMED_ATTENTION
     )  # what each table gave stays through the forward
     named = lasting * part.arriving.total
-    size = part.forward.total + shared + named
-    whole = at_least(1, plan.mesh.tp)
-    return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
+    return part.forward.total + shared + named
+
+
+def runs_delta_rule(block: Block) -> bool:
+    """Whether a layer's mixer is a gated delta net, whose operations are listed for training."""
+    return unmodelled_block_reason(block) is None and any(
+        isinstance(m, LinearAttention) for m in block.mixers
+    )
+
+
+def _plain_delta_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Count:
+    """A gated delta net in torch's plain operations: a prompt by chunks, a token over its state."""
+    if isinstance(work.cached, int) and work.cached == 0:
+        return _recorded_operation_bytes(block, spec, plan, engine, work)
+    steps = (_delta_step_bytes(mixer, work) for mixer in block.mixers if isinstance(mixer, LinearAttention))
+    return _widest_operation_bytes(block, plan, work).value + sum(steps)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "torch_recurrent_gated_delta_rule (modeling_qwen3_next.py:512-577), which runs where "
+        "flash-linear-attention is not installed: the decayed state, its update and their sum; rows in fp32"
+    ),
+)
+def _delta_step_bytes(mixer: LinearAttention, work: Work) -> Count:
+    """A token over a gated delta net's state."""
+    rows = mixer.value_heads * (2 * mixer.key_head_dim + 4 * mixer.value_head_dim)
+    return work.sequences * work.tokens * FP32.nbytes(rows + 3 * recurrent_elements(mixer))
 
 
 def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
@@ -151,7 +188,7 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
         return Bytes(size // 2, size, 2 * size)
 
     attention = (
-        sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + _chunked_scan_bytes(block, work)
+        sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + _scan_bytes(block, plan, work)
     )
     ff = block.feed_forward
     return (
@@ -161,26 +198,55 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     )
 
 
+def _scan_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
+    """What a state space's scan takes in torch's plain operations. Low: with mamba-ssm's kernels."""
+    scans = [m for m in block.mixers if isinstance(m, StateSpace)]
+    if isinstance(work.cached, int) and work.cached == 0:
+        sizes = [_chunked_scan_bytes(m, work) for m in scans if m.kind == "mamba2"]
+    else:
+        sizes = [_state_step_bytes(m, plan, work) for m in scans if m.kind in ("mamba", "mamba2")]
+    most = reduce(maximum, sizes, 0)
+    return Bytes(0, most, most)
+
+
 @formula(
     cites=TRANSFORMERS,
     at=(
-        "mamba2_chunk_scan (modeling_mamba2.py:257) without mamba-ssm: what is named at its last sum, in "
-        "fp32; low: with that package's kernel"
+        "mamba2_chunk_scan (modeling_mamba2.py:257): what is named at its last sum, and while einsum copies "
+        "M, then C, for a product, in fp32"
     ),
 )
-def _chunked_scan_bytes(block: Block, work: Work) -> Bytes:
-    """A scan in chunks over prompts: 7 tensors of the width, 3 with a state and 3 with a chunk for each head,
-    the chunks' states.
+def _chunked_scan_bytes(mixer: StateSpace, work: Work) -> Count:
+    """A scan in chunks over prompts: at its last sum, at the products inside chunks and at those with the
+    chunks' states. Each names so many tensors of the width, of heads with a state, of heads with a chunk.
     """
-    if not (isinstance(work.cached, int) and work.cached == 0):
-        return NOTHING
-    size = NOTHING
-    for m in (m for m in block.mixers if isinstance(m, StateSpace) and m.kind == "mamba2"):
-        chunks = ceil_div(work.tokens, m.chunk)  # which prompts are padded to (chunk_size of the config)
-        a_token = 7 * m.inner + m.heads * (3 * m.state + 3 * m.chunk + 4)
-        made = FP32.nbytes(work.sequences * (chunks * m.chunk * a_token + (chunks + 2) * m.inner * m.state))
-        size = Bytes.max(size, Bytes(0, made, made))
-    return size
+    chunks = ceil_div(work.tokens, mixer.chunk)  # which prompts are padded to (chunk_size of the config)
+    tokens, state = work.sequences * chunks * mixer.chunk, work.sequences * mixer.inner * mixer.state
+
+    def named(widths: int, states: int, pairs: int, of_chunks: Count) -> Count:
+        a_token = widths * mixer.inner + mixer.heads * (states * mixer.state + pairs * mixer.chunk + 4)
+        return FP32.nbytes(tokens * a_token + of_chunks * state)
+
+    moments = (named(7, 3, 3, chunks + 2), named(4, 2, 4, 0), named(4, 4, 3, 2 * chunks + 2))
+    return reduce(maximum, moments)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "mamba2_selective_state_update (modeling_mamba2.py:195) and mamba_selective_state_update "
+        "(modeling_falcon_mamba.py:143): dA, dB, dBx, the decayed state and their sum"
+    ),
+)
+def _state_step_bytes(mixer: StateSpace, plan: Plan, work: Work) -> Count:
+    """A token over a state: five tensors of its size, of which Mamba 2 makes dB and dBx as it computes, and
+    there B for every head.
+    """
+    elements = work.sequences * mixer.inner * mixer.state
+    if mixer.kind == "mamba":
+        return 5 * FP32.nbytes(elements)
+    repeated = work.sequences * mixer.heads * mixer.state
+    return 3 * FP32.nbytes(elements) + plan.precision.compute.nbytes(2 * elements + repeated)
 
 
 # ---- attention ---------------------------------------------------------------------------------------------
@@ -274,7 +340,25 @@ def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
                 (sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute))
                 + Bytes(0, extra, extra)
             )
+        elif compute is FP32 and plan.attention is AttentionKind.SDPA and isinstance(mixer, Attention):
+            made = _plain_score_bytes(block, mixer, plan, work)
+            found.append(Bytes(0, made, made))
     return reduce(Bytes.max, found, NOTHING)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "sdpa_attention_forward with enable_gqa in fp32: torch's _scaled_dot_product_attention_math "
+        "(attention.cpp) makes scores, those with a bias, and the bias"
+    ),
+)
+def _plain_score_bytes(block: Block, mixer: Attention, plan: Plan, work: Work) -> Count:
+    """What attention of grouped heads writes where no kernel takes them; 0 where one does."""
+    rows, tp = work.sequences * work.tokens, plan.mesh.tp
+    a_token = _scaled_elements_per_token(mixer, tp)
+    made = FP32.nbytes(rows * ((2 * _rank_heads(block, mixer, tp) + 1) * work.tokens + a_token))
+    return where(at_least(a_token, 1), made, 0)
 
 
 def _cached_attention_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
@@ -355,12 +439,33 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     elif (
         compute is FP32 and plan.attention is AttentionKind.SDPA
     ):  # plain mathematics, which scales the keys in a copy (attention.cpp)
-        size = Bytes(0, repeated * 3 // 2, repeated * 3 // 2)
-    size = size + score_bytes(heads * kept, compute) if eager else size
+        scaled = compute.nbytes(kept * _scaled_elements_per_token(mixer, tp))
+        size = Bytes(0, scaled, scaled)
+    if eager:
+        size = size + score_bytes(heads * kept, compute)
+        if family_traits(block.kind).wide_scores and isinstance(mixer, Attention) and compute is not FP32:
+            size = size + Bytes.exact(
+                FP32.nbytes(kept * heads * mixer.head_dim)
+            )  # keys raised for the product
     return Bytes.max(
         size + _dequantized_keys(mixer, plan, kept, passed=True),
         _dequantized_keys(mixer, plan, kept, passed=False),
     )
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "sdpa_attention_forward with enable_gqa, which fp32 has no kernel for: torch's plain mathematics "
+        "repeats keys and values, a single head of them too, and scales the keys in a copy (attention.cpp)"
+    ),
+)
+def _scaled_elements_per_token(mixer: Mixer, tp: Count) -> Count:
+    """Elements that each cached token takes there; none where keys have as many heads, and a kernel."""
+    if not isinstance(mixer, Attention | CrossAttention):
+        return 0
+    heads, kept = ceil_div(mixer.heads, tp), maximum(1, ceil_div(mixer.kv_heads, tp))
+    return where(at_least(kept, heads), 0, 3 * heads * mixer.head_dim)
 
 
 @formula(
@@ -403,7 +508,7 @@ def _gathered_expert_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     loop over experts.
     """
     ff = block.feed_forward
-    if not isinstance(ff, Moe) or block.kind in LOOPS_OVER_EXPERTS or plan.quantization is not None:
+    if not isinstance(ff, Moe) or block.kind in EVERY_EXPERT or plan.quantization is not None:
         return NOTHING
     matrices = (3 if ff.gated else 2) * block.hidden * ceil_div(ff.intermediate, plan.mesh.tp)
     size = plan.precision.compute.nbytes(work.sequences * work.tokens * ff.experts_per_token * matrices)
@@ -431,11 +536,14 @@ def _mixing_width(block: Block) -> Count:
 def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> Count:
     """Of experts, elements for every choice of a token (grouped_mm_experts_forward, integrations/moe.py:424):
     its input with both halves of the first product, the activation and their product; or its input with the
-    second product, that weighted and that put in order.
+    second product, that weighted and that put in order. Llama 4 gives every expert every token
+    (modeling_llama4.py Llama4TextMoe.forward): what each is given and says, both halves, the activation.
     """
     if isinstance(ff, Dense):
         return activation_elements(ff, tp)
     inner = ceil_div(ff.intermediate, tp)
+    if kind in EVERY_EXPERT:
+        return ff.experts * (2 * hidden + 3 * inner + 2)
     multiplied = hidden + (4 if ff.gated else 2) * inner
     weighted = (6 if kind in FP32_ROUTING else 4) * hidden
     return ff.experts_per_token * maximum(multiplied, weighted) + ff.experts

@@ -7,6 +7,7 @@ import pytest
 from memsheet.formulas.states.held_shapes import elements_of, held_shape
 from memsheet.plan.model import Role, Weight
 from memsheet.plan.plan import Mesh
+from memsheet.readers.parts import fused_attention, separate_qkv_attention
 
 
 def weight(shape: tuple[int, ...], role: Role = Role.LINEAR, **more: object) -> Weight:
@@ -48,6 +49,15 @@ def test_a_vocabulary_is_padded_to_the_multiple_and_cut_over_ranks() -> None:
     assert held_shape(table, Mesh(tp=2), 256) == (25216, 768)
     assert held_shape(table, Mesh(tp=1), 128) == (50304, 768)
     assert held_shape(table, Mesh(tp=1)) == (50257, 768)
+
+
+@pytest.mark.parametrize(("tp", "heads"), [(1, 144), (4, 36), (8, 18), (16, 10), (32, 6), (128, 3)])
+def test_joined_keys_are_repeated_as_keys_alone_are(tp: int, heads: int) -> None:
+    """128 heads of queries and 8 of keys: a rank of 16 has 8 of queries, and one each of keys and values."""
+    at = fused_attention("attn", 64, 128, 8, 16)
+    joined, apart = at.weights[0], separate_qkv_attention("attn", 64, 128, 8, 16).weights[:3]
+    assert held_shape(joined, Mesh(tp=tp)) == (heads * 16, 64)
+    assert held_shape(joined, Mesh(tp=tp))[0] == sum(held_shape(w, Mesh(tp=tp))[0] for w in apart)
 
 
 def test_elements_of_a_scalar_is_one() -> None:
