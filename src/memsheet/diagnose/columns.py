@@ -26,7 +26,7 @@ class Row(NamedTuple):
     cells: dict[str, str]
 
 
-def cells_of(line: str) -> list[str]:
+def table_cells(line: str) -> list[str]:
     """A line's cells: by bars, commas or tabs where it has any, else by spaces, wide ones first."""
     bare = line.strip().strip("|│┃").strip()
     for mark in ("|", "│", "\t", ";", ","):
@@ -36,11 +36,11 @@ def cells_of(line: str) -> list[str]:
     return wide if len(wide) > 1 else bare.split()
 
 
-def _names_of(line: str) -> list[str]:
+def _column_names(line: str) -> list[str]:
     """A line's cells where each of them is a name; else nothing."""
     if len(line) > LONGEST:
         return []
-    cells = cells_of(line)
+    cells = table_cells(line)
     fits = FEWEST_CELLS <= len(cells) <= MOST_CELLS
     distinct = len(set(cells)) == len(cells)
     return cells if fits and distinct and all(_NAME.match(cell) for cell in cells) else []
@@ -50,7 +50,7 @@ def _row_of(line: str, names: Sequence[str]) -> dict[str, str] | None:
     """A line's cells under these names, where they are as many and figures, mostly."""
     if len(line) > LONGEST:
         return None
-    cells = cells_of(line)
+    cells = table_cells(line)
     if len(cells) != len(names):
         cells = line.split()
     numbers = sum(bool(_NUMERIC.match(cell)) for cell in cells)
@@ -69,7 +69,7 @@ def rows_of_tables(lines: Sequence[str]) -> Iterator[Row]:
             continue
         row = _row_of(line, names) if names and any(letter.isdigit() for letter in line) else None
         if row is None:
-            names = _names_of(line)
+            names = _column_names(line)
         else:
             yield Row(number, row)
 

@@ -20,10 +20,10 @@ def parameter_storage_dtype(path: str, weight: Weight, plan: Plan) -> DType:
 
 def _kept_in(weight: Weight, dtype: DType) -> DType:
     """Eight-bit parameters are matrices of layers; what else there is stays in bf16."""
-    return dtype if _is_matrix(weight) or dtype.bits >= BF16.bits else BF16
+    return dtype if _is_product_weight(weight) or dtype.bits >= BF16.bits else BF16
 
 
-def _is_matrix(weight: Weight) -> bool:
+def _is_product_weight(weight: Weight) -> bool:
     """Whether it is one of a linear layer, or of experts: a convolution's kernel has more dimensions, and
     quantizers leave it as it is (transformers 5.23 integrations/bitsandbytes.py:189, finegrained_fp8.py: of
     nn.Linear alone).
@@ -46,7 +46,7 @@ def is_quantized(path: str, weight: Weight, how: Quantization) -> bool:
     """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not
     skipped.
     """
-    if not _is_matrix(weight):
+    if not _is_product_weight(weight):
         return False
     stacked = weight.role is Role.EXPERT and not path.endswith(".weight")
     if stacked and how.weights in OF_LINEAR_LAYERS and not how.experts:

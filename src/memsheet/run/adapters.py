@@ -103,11 +103,11 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         for name, parameter in adapted.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
     if plan.quantization is not None:
-        _as_asked(adapted, plan.adapter.dtype)
+        _lower_adapters(adapted, plan.adapter.dtype)
     return adapted
 
 
-def _as_asked(adapted: nn.Module, dtype: DType) -> None:
+def _lower_adapters(adapted: nn.Module, dtype: DType) -> None:
     """Adapters in the dtype that is asked for: over whole numbers peft leaves them in torch's default (0.21.2
     tuners/tuners_utils.py:2182-2212, _move_adapter_to_device_of_base_layer), and scripts lower them.
     """

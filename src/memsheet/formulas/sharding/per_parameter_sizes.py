@@ -273,13 +273,13 @@ def _tensors_beside_layers(model: ModelSpec, plan: Plan) -> Iterator[tuple[str, 
 
 def root_tower_weights(model: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     """Tensors of towers, by path, that are in no group of their own, and how often each is there."""
-    units = tuple(fold_path_indices(unit) for tower in model.towers for unit in _tower_units(tower))
+    units = tuple(fold_path_indices(unit) for tower in model.towers for unit in _units_of_tower(tower))
     if model.model_type in UNSPLIT_PROJECTORS:
         units += tuple(weight.path for tower in model.towers for weight in tower.projector)
     return (one for one in tower_tensors(model) if not one[0].startswith(units))
 
 
-def _tower_units(tower: Tower) -> Iterator[str]:
+def _units_of_tower(tower: Tower) -> Iterator[str]:
     kind = next((block.kind for run in tower.stack.runs for block in run.pattern), "")
     for unit in TOWER_UNITS.get(kind, ("{layer}.",)):
         yield unit.format(layer=f"{tower.stack.path}.*", tower=tower.path)
