@@ -60,6 +60,7 @@ define asked
 case $$code in 0|10|11) ;; *) exit $$code ;; esac
 endef
 
+demo: export PYTHONDONTWRITEBYTECODE =
 demo: $(CORE)
 	$(call asked,$(DEMO))
 	$(call asked,$(PLANNED))
@@ -99,6 +100,7 @@ format: $(DEV)
 
 # DATA: another file of measured cases (memsheet/cases/1); PAGE: the folder that docs/accuracy.md and its plot are written to.
 PAGE   ?= docs
+bench: export PYTHONDONTWRITEBYTECODE =
 bench: $(DEV)
 	$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data $(DATA)) --page $(PAGE)
