@@ -260,10 +260,15 @@ def adam_mini_problems(tensors: Iterable[HeldTensor], model: ModelSpec) -> Itera
 
 @formula(
     cites=ADAM_MINI,
-    at="adam_mini.py step, last branch: the state is made before it is asked whether there is a gradient",
+    at=(
+        "adam_mini.py step, last branch: the state is made before it is asked whether there is a gradient; "
+        "Adagrad makes all of its states when it is made itself (torch 2.13 optim/adagrad.py:84-108)"
+    ),
 )
 def states_without_gradient(held: HeldTensor, elements: Count, plan: Plan) -> Count:
     """States of a tensor that gets no gradient; other optimizers make none."""
+    if plan.optimizer is not None and plan.optimizer.name is Name.ADAGRAD:
+        return optimizer_bytes(held, elements, plan)
     if (
         plan.optimizer is None
         or plan.optimizer.name is not Name.ADAM_MINI

@@ -293,3 +293,24 @@ def test_a_part_of_a_tensor_has_torchao_states() -> None:
         for name in ("adamw_8bit", "adamw_4bit")
     )  # fmt: skip
     assert eight / four == pytest.approx((1 + 4 / 256) / (1 / 2 + 4 / 256), rel=0.01)
+
+
+@pytest.mark.parametrize(("optimizer", "made"), [("adagrad", True), ("adamw", False), ("lion", False)])
+def test_states_that_are_made_with_the_optimizer_are_those_of_idle_towers_too(
+    optimizer: str, made: bool
+) -> None:
+    """A tower that no picture passes through gets no gradient: what makes its states in a step makes none."""
+    answer = memsheet.train("qwen2.5-vl-7b", seq_len=512, optimizer=optimizer, precision="fp32", fix=False)
+    (sheet,) = answer.sheets
+    tower = sum(
+        item.largest.value
+        for item in sheet.items
+        if item.component is Component.PARAMETERS and "visual" in item.path
+    )
+    states = sum(
+        item.at[Instant.FORWARD].value
+        for item in sheet.items
+        if item.component is Component.OPTIMIZER_STATES and item.path.startswith("towers")
+    )
+    assert tower > 0
+    assert states == (tower if made else 0)
