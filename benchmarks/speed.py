@@ -550,7 +550,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     runs = max(1, chosen.runs)
-    # as an installer leaves it: where the shell keeps no bytecode every command would compile the package anew
+    # as an installer leaves it: a shell that keeps no bytecode has every command compile the package anew
     found = find_spec("memsheet")
     for folder in (found and found.submodule_search_locations) or ():
         compile_dir(folder, quiet=2)
