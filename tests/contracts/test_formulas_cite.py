@@ -27,6 +27,7 @@ EXCEPTIONS = {
     "tapes.bytes_by_path.moment_total_bytes": "adds up bags",
     "tapes.evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
     "tapes.kernel_scratch.kernel_scratch_bytes": "asks the formula of a kernel, which cites its own",
+    "engines.transformers.recurrent_operations.scan_bytes": "picks the largest of scans",
     "tapes.evaluate.terms_bytes": "a recorded sum of products; the recording is of the operation itself",
     "model_code.recorded.axes": "names the sizes of a plan",
     "tapes.evaluate.with_products": "names products of axes",

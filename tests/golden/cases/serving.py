@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from golden.cases.engines import LATENT, MOE, STATES, drafted, with_draft
 from golden.symbols import TENSOR, Cases, call, first, numbers, serving, spec, symbol
-from memsheet.engines.transformers.widest_layer import Work
+from memsheet.engines.transformers.forward_work import Work
 from memsheet.engines.vllm.facts import release_of
 from memsheet.engines.vllm.pages import CacheReach, Kind, Layout
 from memsheet.engines.vllm.releases import ProfiledPictures, Sampler
@@ -139,11 +139,11 @@ PROFILED: dict[str, Callable[[], Cases]] = {
 }  # fmt: skip
 WIDEST: dict[str, Callable[[], Cases]] = {
     "widest_layer._widest_elements_a_token": lambda: {"llama-tiny": call(first(Block), symbol("tp"))},
-    "widest_layer._chunked_scan_bytes": lambda: {"mamba2": call(first(StateSpace, "mamba-codestral-7b"), WORK)},
-    "widest_layer._state_step_bytes": lambda: {
+    "recurrent_operations._chunked_scan_bytes": lambda: {"mamba2": call(first(StateSpace, "mamba-codestral-7b"), WORK)},
+    "recurrent_operations._state_step_bytes": lambda: {
         "mamba2": call(first(StateSpace, "mamba-codestral-7b"), plain(), STEP),
     },
-    "widest_layer._delta_step_bytes": lambda: {"delta net": call(first(LinearAttention, HYBRID), STEP)},
+    "recurrent_operations.delta_step_bytes": lambda: {"delta net": call(first(LinearAttention, HYBRID), STEP)},
     "widest_layer._scaled_elements_per_token": lambda: {"attention": call(WHOLE, 1)},
     "widest_layer._plain_score_bytes": lambda: {"attention": call(first(Block), first(Attention), plain(), WORK)},
     "widest_layer._dequantized_keys": lambda: {

@@ -9,7 +9,8 @@ import pytest
 
 from answers import model
 from laws import every
-from memsheet.engines.transformers.widest_layer import Work, largest_layer_bytes
+from memsheet.engines.transformers.forward_work import Work
+from memsheet.engines.transformers.widest_layer import largest_layer_bytes
 from memsheet.plan.document import plan_document
 from memsheet.plan.engine_registry import MODELLED, engine_of, find_engine
 from memsheet.plan.plan import Plan

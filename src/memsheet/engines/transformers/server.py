@@ -8,11 +8,11 @@ from typing import Any
 from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.transformers.all_logits import MASKED, first_step_logits_bytes, prompt_logits_bytes
 from memsheet.engines.transformers.assisted import assistant_facts, assistant_items
+from memsheet.engines.transformers.forward_work import Work
 from memsheet.engines.transformers.peft_lora import branch_item, peft_items
 from memsheet.engines.transformers.releases import hands_tuples
 from memsheet.engines.transformers.untied_table import untied_bytes
 from memsheet.engines.transformers.widest_layer import (
-    Work,
     dequantized_bytes,
     largest_layer_bytes,
     tower_bytes,

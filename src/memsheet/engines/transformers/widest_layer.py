@@ -5,18 +5,20 @@ from __future__ import annotations
 from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, is_zero, maximum, minimum, where
+from memsheet.engines.transformers.forward_work import Work
+from memsheet.engines.transformers.recurrent_operations import delta_step_bytes, runs_delta_rule, scan_bytes
 from memsheet.formulas.activations import run_config_of
-from memsheet.formulas.model_code.transformers.blocks import served_as_trained, unmodelled_block_reason
+from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
 from memsheet.formulas.model_code.transformers.code import block_axes
 from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
-from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token, recurrent_elements
+from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token
 from memsheet.formulas.states.held import HeldTensor
 from memsheet.formulas.tapes.evaluate import evaluate_tape
-from memsheet.frozen import dataclass, replace
+from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import BOOL, FP32, DType
 from memsheet.plan.engine import Engine
@@ -37,7 +39,6 @@ from memsheet.plan.model import (
 )
 from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.plan.verified_families import TP_LATENT
-from memsheet.plan.workload import PassShape
 from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import NOTHING, Bytes, sum_byte_ranges
 
@@ -67,27 +68,6 @@ modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344).
 """
 SINKS = frozenset({"gpt_oss"})
 """Families whose attention scores have a learned sink beside them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One forward: ``tokens`` of each of ``sequences`` enter; ``cached`` lie in each one's cache, these
-    included; 0 while prompts are read.
-
-    ``memory``: tokens that cross-attention reads; ``growing``: with the copy of a layer's cache that its
-    growth takes.
-    """
-
-    sequences: Count
-    tokens: Count
-    cached: Count = 0
-    memory: Count = 0
-    growing: bool = False
-
-    @property
-    def shape(self) -> PassShape:
-        """What enters the layers."""
-        return PassShape(sequences=self.sequences, tokens=self.tokens)
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: layers run one after another, so the largest one decides")
@@ -144,32 +124,12 @@ def _recorded_operation_bytes(block: Block, spec: ModelSpec, plan: Plan, engine:
     return part.forward.total + shared + named
 
 
-def runs_delta_rule(block: Block) -> bool:
-    """Whether a layer's mixer is a gated delta net, whose operations are listed for training."""
-    return unmodelled_block_reason(block) is None and any(
-        isinstance(m, LinearAttention) for m in block.mixers
-    )
-
-
 def _plain_delta_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Count:
     """A gated delta net in torch's plain operations: a prompt by chunks, a token over its state."""
     if isinstance(work.cached, int) and work.cached == 0:
         return _recorded_operation_bytes(block, spec, plan, engine, work)
-    steps = (_delta_step_bytes(mixer, work) for mixer in block.mixers if isinstance(mixer, LinearAttention))
+    steps = (delta_step_bytes(mixer, work) for mixer in block.mixers if isinstance(mixer, LinearAttention))
     return _widest_operation_bytes(block, plan, work).value + sum(steps)
-
-
-@formula(
-    cites=TRANSFORMERS,
-    at=(
-        "torch_recurrent_gated_delta_rule (modeling_qwen3_next.py:512-577), which runs where "
-        "flash-linear-attention is not installed: the decayed state, its update and their sum; rows in fp32"
-    ),
-)
-def _delta_step_bytes(mixer: LinearAttention, work: Work) -> Count:
-    """A token over a gated delta net's state."""
-    rows = mixer.value_heads * (2 * mixer.key_head_dim + 4 * mixer.value_head_dim)
-    return work.sequences * work.tokens * FP32.nbytes(rows + 3 * recurrent_elements(mixer))
 
 
 def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
@@ -188,7 +148,7 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
         return Bytes(size // 2, size, 2 * size)
 
     attention = (
-        sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + _scan_bytes(block, plan, work)
+        sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + scan_bytes(block, plan, work)
     )
     ff = block.feed_forward
     return (
@@ -196,57 +156,6 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
         if ff is None
         else Bytes.max(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
     )
-
-
-def _scan_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
-    """What a state space's scan takes in torch's plain operations. Low: with mamba-ssm's kernels."""
-    scans = [m for m in block.mixers if isinstance(m, StateSpace)]
-    if isinstance(work.cached, int) and work.cached == 0:
-        sizes = [_chunked_scan_bytes(m, work) for m in scans if m.kind == "mamba2"]
-    else:
-        sizes = [_state_step_bytes(m, plan, work) for m in scans if m.kind in ("mamba", "mamba2")]
-    most = reduce(maximum, sizes, 0)
-    return Bytes(0, most, most)
-
-
-@formula(
-    cites=TRANSFORMERS,
-    at=(
-        "mamba2_chunk_scan (modeling_mamba2.py:257): what is named at its last sum, and while einsum copies "
-        "M, then C, for a product, in fp32"
-    ),
-)
-def _chunked_scan_bytes(mixer: StateSpace, work: Work) -> Count:
-    """A scan in chunks over prompts: at its last sum, at the products inside chunks and at those with the
-    chunks' states. Each names so many tensors of the width, of heads with a state, of heads with a chunk.
-    """
-    chunks = ceil_div(work.tokens, mixer.chunk)  # which prompts are padded to (chunk_size of the config)
-    tokens, state = work.sequences * chunks * mixer.chunk, work.sequences * mixer.inner * mixer.state
-
-    def named(widths: int, states: int, pairs: int, of_chunks: Count) -> Count:
-        a_token = widths * mixer.inner + mixer.heads * (states * mixer.state + pairs * mixer.chunk + 4)
-        return FP32.nbytes(tokens * a_token + of_chunks * state)
-
-    moments = (named(7, 3, 3, chunks + 2), named(4, 2, 4, 0), named(4, 4, 3, 2 * chunks + 2))
-    return reduce(maximum, moments)
-
-
-@formula(
-    cites=TRANSFORMERS,
-    at=(
-        "mamba2_selective_state_update (modeling_mamba2.py:195) and mamba_selective_state_update "
-        "(modeling_falcon_mamba.py:143): dA, dB, dBx, the decayed state and their sum"
-    ),
-)
-def _state_step_bytes(mixer: StateSpace, plan: Plan, work: Work) -> Count:
-    """A token over a state: five tensors of its size, of which Mamba 2 makes dB and dBx as it computes, and
-    there B for every head.
-    """
-    elements = work.sequences * mixer.inner * mixer.state
-    if mixer.kind == "mamba":
-        return 5 * FP32.nbytes(elements)
-    repeated = work.sequences * mixer.heads * mixer.state
-    return 3 * FP32.nbytes(elements) + plan.precision.compute.nbytes(2 * elements + repeated)
 
 
 # ---- attention ---------------------------------------------------------------------------------------------
