@@ -45,7 +45,10 @@ def table_lines(source: str) -> set[int]:
     for node in nodes:
         ends = getattr(node, "end_lineno", None)
         marked = ends in skipped and isinstance(node, ast.expr | ast.stmt) and not isinstance(node, HEADED)
-        text = type(node) is ast.Constant and isinstance(node.value, str) and id(node) not in prose
+        words = isinstance(node, ast.JoinedStr) or (
+            type(node) is ast.Constant and isinstance(node.value, str)
+        )
+        text = words and id(node) not in prose
         if marked or (
             text
             and ends > node.lineno

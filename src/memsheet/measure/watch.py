@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from memsheet.arith import fitted_line
@@ -16,7 +18,9 @@ from memsheet.units import MIB
 PROGRAM = "nvidia-smi"
 CARDS = (PROGRAM, "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
 PROCESSES = (PROGRAM, "--query-compute-apps=pid,gpu_uuid,used_memory", "--format=csv,noheader,nounits")
-FAMILY = ("ps", "-e", "-o", "pid=,ppid=")
+PARENTS = ("ps", "-e", "-o", "pid=,ppid=")
+KERNELS_TABLE = Path("/proc")
+"""Where Linux says what runs; images of few megabytes have no ``ps``."""
 PATIENCE_S = 20
 ENOUGH, STRAIGHT = 8, 0.9
 """Samples from which growth is told, and R² of the line through them from which it is steady."""
@@ -74,7 +78,22 @@ def driver_output(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def read_cards(pid: int | None, ask: Ask = driver_output) -> list[Card]:
+def process_parents(table: Path = KERNELS_TABLE) -> dict[int, int]:
+    """Every process and its parent, by number: as the kernel lists them, else as ``ps`` does (proc(5))."""
+    found = dict[int, int]()
+    for stat in table.glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            told = stat.read_text(encoding="utf-8", errors="replace")
+            found[int(stat.parent.name)] = int(told.rpartition(")")[2].split()[1])
+    rows = () if found else (line.split() for line in driver_output(PARENTS).splitlines())
+    return found or {int(row[0]): int(row[1]) for row in rows if len(row) == 2 and row[0].isdecimal()}
+
+
+def read_cards(
+    pid: int | None,
+    ask: Ask = driver_output,
+    parents_of: Callable[[], Mapping[int, int]] = process_parents,
+) -> list[Card]:
     """All cards now, or those that the process ``pid`` and its children use, where the driver says so. Raises
     InputError where there is no GPU.
     """
@@ -85,7 +104,7 @@ def read_cards(pid: int | None, ask: Ask = driver_output) -> list[Card]:
     ]
     if not rows:
         raise input_error(PROGRAM, None, "sees no GPU here")
-    family = _process_family(pid, ask) if pid is not None else frozenset()
+    family = _process_family(pid, parents_of()) if pid is not None else frozenset()
     own: dict[str, int] = {}
     for number, uuid, used in _comma_rows(ask(PROCESSES), 3):
         if number.isdecimal() and used.isdecimal() and int(number) in family:
@@ -104,13 +123,8 @@ def _comma_rows(text: str, width: int) -> Iterator[list[str]]:
             yield cells
 
 
-def _process_family(pid: int, ask: Ask) -> frozenset[int]:
+def _process_family(pid: int, parents: Mapping[int, int]) -> frozenset[int]:
     """A process and all that it started."""
-    parents = {
-        int(row[0]): int(row[1])
-        for line in ask(FAMILY).splitlines()
-        if len(row := line.split()) == 2 and line.split()[0].isdecimal()
-    }
     found = {pid}
     for _ in range(64):
         more = {child for child, parent in parents.items() if parent in found} - found

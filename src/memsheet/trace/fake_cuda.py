@@ -1,16 +1,18 @@
-"""Fake ``cuda`` tensors on a torch that was built without CUDA, end to end through autograd. Two patches of
-private memory, no compiler.
+"""Fake ``cuda`` tensors where there is no card, end to end through autograd. Two patches of private memory,
+no compiler.
 
-Such a torch has no device guard and no CUDA hooks, and its engine asks for both. The patches put harmless
-ones in their places:
+A torch that was built without CUDA has no device guard and no CUDA hooks, and its engine asks for both. One
+that was built with it has both, but without a card it takes its own no-op guard, which counts one, and then
+asks its hooks whether that one has a context, which they refuse. The patches put harmless ones in their
+places:
 
 * a guard whose every method returns 0, which torch then replaces by its own no-op guard
-  (``_ensureCUDADeviceGuardSet``);
+  (``_ensureCUDADeviceGuardSet``), where there is none;
 * a private copy of the hooks' virtual table, in which CUDA is built and no context exists.
 
 What they assume about torch is asserted; where an assumption fails the answer is a refusal that names the
-tested versions. A torch that was built with CUDA needs neither. A wrong assumption that no assert catches
-would crash the process: this runs in a child.
+tested versions. A torch that sees a card needs neither. A wrong assumption that no assert catches would
+crash the process: this runs in a child.
 """
 
 from __future__ import annotations
@@ -44,12 +46,13 @@ def install_fake_cuda() -> None:
     """Make fake ``cuda`` tensors usable in this process. Raises InputError on a torch these patches were not
     tested with.
     """
-    if torch.version.cuda is not None:
+    if torch.cuda.device_count():
         return
     _check_version()
     folder = Path(torch.__file__).parent / "lib"
     try:
-        _give_guard(ctypes.CDLL(str(folder / "libc10.so")))
+        if not torch.backends.cuda.is_built():
+            _give_guard(ctypes.CDLL(str(folder / "libc10.so")))
         _give_hooks(ctypes.CDLL(str(folder / "libtorch_cpu.so")))
     except (OSError, ValueError, AttributeError, AssertionError) as error:
         raise _unsupported_torch_error(f"is not laid out as expected ({error})") from None
@@ -68,8 +71,8 @@ def _unsupported_torch_error(reason: str) -> InputError:
         torch.__version__,
         f"{reason}, and tracing without a GPU patches it",
         (
-            f"tested: torch {', '.join(f'{version}.*' for version in TESTED)} on Linux; a torch built with "
-            "CUDA needs no patch"
+            f"tested: torch {', '.join(f'{version}.*' for version in TESTED)} on Linux; where torch sees a "
+            "card no patch is needed"
         ),
     )
 

@@ -10,23 +10,37 @@ import pytest
 
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.measure.watch import Card, growth_of, read_cards
+from memsheet.measure import watch
+from memsheet.measure.watch import Card, growth_of, process_parents, read_cards
 from memsheet.units import GIB, MIB
 
 CARDS = "0, GPU-a, 1024, 81920\n1, GPU-b, 2048, 81920\n"
 
 
-def said(cards: str = CARDS, processes: str = "", family: str = ""):
+def said(cards: str = CARDS, processes: str = ""):
     def ask(command):
-        return family if command[0] == "ps" else cards if "gpu=" in command[1] else processes
+        return cards if "gpu=" in command[1] else processes
 
     return ask
 
 
 def test_a_job_is_its_process_and_all_that_it_started() -> None:
-    ask = said(processes="7, GPU-b, 512\n9, GPU-b, 256\n11, GPU-a, 99\n", family=" 7 5\n 5 1\n 9 7\n 11 1\n")
-    assert read_cards(5, ask) == [Card(1, 2048 * MIB, 81920 * MIB, 768 * MIB)]
-    assert [card.own for card in read_cards(6, ask)] == [None, None]  # in a container nobody is named
+    ask = said(processes="7, GPU-b, 512\n9, GPU-b, 256\n11, GPU-a, 99\n")
+    parents = {7: 5, 5: 1, 9: 7, 11: 1}
+    assert read_cards(5, ask, lambda: parents) == [Card(1, 2048 * MIB, 81920 * MIB, 768 * MIB)]
+    nobody = read_cards(6, ask, lambda: parents)  # in a container nobody is named
+    assert [card.own for card in nobody] == [None, None]
+
+
+def test_parents_are_read_of_the_kernel_and_else_asked_of_ps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, stat in ((7, "7 (a) b) S 5 7"), (5, "5 (sh) S 1 5")):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "stat").write_text(stat)
+    assert process_parents(tmp_path) == {7: 5, 5: 1}
+    monkeypatch.setattr(watch, "driver_output", lambda _: " 7 5\n 5 1\n")
+    assert process_parents(tmp_path / "none") == {7: 5, 5: 1}
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found\n", "0, GPU-a, [N/A], [N/A]\n"])
