@@ -24,7 +24,7 @@ from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import component_name
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.parts import Part
 
 MANY = 12
 
@@ -465,7 +465,7 @@ def mistake_words(mistakes: Mistakes) -> tuple[str, ...]:
     return tuple(one_line(f"{found.where}: {found.says} [{rule.id}]") for rule, found in mistakes)
 
 
-def _change_sections(found: Against, look: Look) -> Iterator[RenderableType]:
+def _change_sections(found: Against, look: Look) -> Iterator[Part]:
     sheets = [sheet for sheet in found.sheets if sheet is not None]
     if sheets:
         look = look.fitted(max(int(sheet.device.value) for sheet in sheets))
