@@ -22,7 +22,7 @@ from memsheet.report.shared.words import changed_keys
 from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 
 def what_to_change(answer: Answer, look: Look) -> Iterator[Part]:
@@ -39,7 +39,7 @@ def what_to_change(answer: Answer, look: Look) -> Iterator[Part]:
     elif words := nothing_helps_words(answer):
         yield labelled_row("What helps", "bold", (words,), look)
     if lines := room_lines(answer, look):
-        from memsheet.report.screen.parts import Text
+        from memsheet.report.screen.written.parts import Text
 
         yield Text("\n".join(lines))
 
@@ -128,7 +128,7 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> Part:
     """The changes one after another, each with the expected need before and after it, and the flags that make
     them.
     """
-    from memsheet.report.screen.parts import Group, Table, Text
+    from memsheet.report.screen.written.parts import Group, Table, Text
 
     table = Table(gap=1, show_header=False)
     table.add_column("", no_wrap=True)

@@ -24,7 +24,7 @@ from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import component_name
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 MANY = 12
 

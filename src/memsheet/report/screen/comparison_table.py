@@ -15,7 +15,7 @@ from memsheet.report.shared.words import INSTANTS, component_name
 from memsheet.sheet import Difference, Witness
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 SHOWN_ROWS, SHOWN_COMPONENTS, SHOWN_PAIRS = 20, 3, 8
 
@@ -110,7 +110,7 @@ def _join_differences(parts: list[Difference], look: Look) -> str:
 
 def _compared_sides_table(found: Comparison, pair: Pair, names: tuple[str, str]) -> Part:
     """What is compared with what."""
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     grid = Table(gap=2, show_header=False)
     for name, document, sheet in ((names[0], found.left, pair.left), (names[1], found.right, pair.right)):
@@ -131,7 +131,7 @@ def _compared_sides_table(found: Comparison, pair: Pair, names: tuple[str, str])
 
 def _difference_table(pair: Pair, names: tuple[str, str], look: Look) -> Part:
     """What differs, the largest difference first; what is equal as one row, all of it with ``full``."""
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     table = Table(gap=1, header_style="bold")
     look = look.fitted(max(pair.sizes))
@@ -170,7 +170,7 @@ def _difference_table(pair: Pair, names: tuple[str, str], look: Look) -> Part:
 
 def _instant_peaks_table(pair: Pair, names: tuple[str, str], look: Look) -> Part:
     """Both peaks of every instant."""
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     table = Table(gap=2, header_style="bold")
     look = look.fitted(max(pair.sizes))
@@ -198,7 +198,7 @@ def _instant_peaks_table(pair: Pair, names: tuple[str, str], look: Look) -> Part
 
 def _other_rank_pairs(found: Comparison, names: tuple[str, str], look: Look) -> Part:
     """The other pairs of ranks, a line each."""
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     lines = ["The other ranks"]
     for pair in found.pairs[1 : SHOWN_PAIRS + 1]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from textwrap import fill
 
 from memsheet.report.screen.bars import GLYPHS
-from memsheet.report.screen.parts import Part, Table, Text
-from memsheet.report.screen.plain import plain_lines
+from memsheet.report.screen.written.parts import Part, Table, Text
+from memsheet.report.screen.written.plain import plain_lines
 from memsheet.report.shared.look import Look
 
 LONGEST_NOTE = 1000
@@ -33,7 +33,7 @@ def render_parts(parts: Iterable[Part], look: Look) -> str:
     held = list(parts)
     lines = None if look.colour else plain_lines(held, look.width)
     if lines is None:
-        from memsheet.report.screen.coloured import rich_lines
+        from memsheet.report.screen.written.coloured import rich_lines
 
         lines = rich_lines(held, look)
     text = "\n".join(line.rstrip() for line in lines) + "\n"

@@ -8,7 +8,7 @@ from memsheet.budget import Answer, LadderStep, Result
 from memsheet.report.shared.look import Look
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT: "does not fit", None: ""}
 ROWS_FIT = "fits, without what is beside the sheet"
@@ -19,7 +19,7 @@ def ladder_table(answer: Answer, look: Look) -> Part:
     """A row a length, the one that the rest of the screen is about marked. Where more is expected than the
     sheet has rows of, it is told that they alone are counted here.
     """
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     words = {**WORDS, Result.FITS: ROWS_FIT} if _expects_more(answer) else WORDS
     again = any(step.recomputed_bytes is not None for step in answer.ladder)
@@ -48,7 +48,7 @@ def _expects_more(answer: Answer) -> bool:
 
 
 def _recompute_cells(step: LadderStep, look: Look) -> tuple[Part, Part]:
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     if step.recomputed_bytes is None:
         return Text(""), Text("")

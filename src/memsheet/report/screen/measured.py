@@ -18,7 +18,7 @@ from memsheet.report.shared.words import component_name
 from memsheet.sheet import Component, Instant, Sheet, Witness
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 PROCESSOR = "cpu"
 _NAMED = ("python", "torch", TRANSFORMERS, "peft", "cuda", "driver")
@@ -131,7 +131,7 @@ def over_steps(answer: Answer, look: Look) -> Iterator[Part]:
     """What the allocator holds over many steps, under each of its settings; nothing where only one length was
     run.
     """
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     found = measured_of(answer).get("over_steps")
     if not found:

@@ -26,7 +26,7 @@ from memsheet.search.solve.targets import Solution, Target
 from memsheet.search.trials import Tried
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part, Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 BEST = {
     Target.SEQ_LEN: "sequences of up to {}", Target.MICROBATCH: "micro-batches of up to {}", Target.GPUS: "on {} and no fewer",
@@ -218,7 +218,7 @@ def _widest_gap(solution: Solution) -> tuple[int, int]:
 
 def _neighbour_table(solution: Solution, look: Look) -> Part:
     """Where it ends: the last value that fits, the one after it, and as far as the expected bytes go."""
-    from memsheet.report.screen.parts import Table
+    from memsheet.report.screen.written.parts import Table
 
     table = Table(gap=2, show_header=True, header_style="bold")
     for name, numbers in neighbour_columns(solution, look):
@@ -251,7 +251,7 @@ def neighbour_rows(solution: Solution, look: Look) -> Iterator[tuple[str, ...]]:
 
 def _deciding_component_text(solution: Solution, shown: Tried, look: Look) -> Text:
     """What takes the room where it ends, in words."""
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     lines = [_memory_breakdown_sentence(solution, shown, look)]
     if solution.beyond is not None:
@@ -351,7 +351,7 @@ def _curve_notes(curves: tuple[Curve, ...]) -> Iterator[str]:
 
 def _cluster_size_bars(curves: tuple[Curve, ...], look: Look) -> Text:
     """The largest model that fits a cluster of each size."""
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     most = max((point.parameters for curve in curves for point in curve.points), default=0)
     text = Text("Largest model that fits, in parameters\n", "bold", no_wrap=True)

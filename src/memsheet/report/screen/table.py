@@ -48,7 +48,7 @@ from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Instant, Sheet, Wi
 from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part, Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 WIDE = 100
 PROFILED = len("torch's profiler ")
@@ -180,7 +180,7 @@ def _peak_instant_phrase(sheet: Sheet) -> str:
 
 def question_summary(answer: Answer, look: Look) -> Text:
     """The question in one line: model, hardware, and every choice that matters."""
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     if step := step_of(answer):
         return Text.assemble("measure " if measured_of(answer) else "trace ", (step, "bold"))
@@ -293,7 +293,7 @@ def _beside_sheet(answer: Answer, sheet: Sheet, look: Look) -> str:
 
 def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> Part:
     """What takes the room at the peak, as a table."""
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     table = Table(gap=1, show_header=True, header_style="bold")
     table.add_column("", no_wrap=True)
@@ -347,7 +347,7 @@ def percent_share(part: int, whole: int) -> str:
 
 def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     """Sums that people quote, as text."""
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     return Text("\n".join(quoted_sums(answer, sheet, look)))
 
@@ -405,7 +405,7 @@ def _saved_elsewhere(sheet: Sheet) -> Iterator[str]:
 
 def _all_items_table(sheet: Sheet, answer: Answer, look: Look) -> Part:
     """Every item with its folded path at every instant."""
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     title = (
         f"Every item of {_deciding_rank_phrase(answer, sheet) or 'the rank'}, in {look.unit} at each "

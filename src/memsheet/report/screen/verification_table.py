@@ -22,7 +22,7 @@ from memsheet.report.shared.words import INSTANTS, component_name
 from memsheet.sheet import Witness
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 MIB, MB = 2**20, 10**6
 
@@ -82,7 +82,7 @@ def _worst_term_phrases(term: Term | None, look: Look) -> Iterator[str]:
 
 
 def _verification_run_block(rung: VerificationRun, look: Look) -> Part:
-    from memsheet.report.screen.parts import Group, Text
+    from memsheet.report.screen.written.parts import Group, Text
 
     title = Text.assemble(
         (rung.name, "bold"),
@@ -103,7 +103,7 @@ def _verification_run_block(rung: VerificationRun, look: Look) -> Part:
 
 
 def _rank_error_table(rung: VerificationRun, look: Look) -> Part:
-    from memsheet.report.screen.parts import Table
+    from memsheet.report.screen.written.parts import Table
 
     table = Table(gap=2, header_style="dim")
     table.add_column("rank", no_wrap=True)

@@ -11,7 +11,7 @@ from memsheet.report.shared.look import Look
 from memsheet.report.shared.typed_changes import change_line
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 DIGITS = 2
 LLAMA_FLAGS = {"serving.gpu_layers": "-ngl", "serving.host_experts": "--n-cpu-moe"}
@@ -20,7 +20,7 @@ LLAMA_FLAGS = {"serving.gpu_layers": "-ngl", "serving.host_experts": "--n-cpu-mo
 
 def ways_table(ways: Sequence[WayToFit], look: Look, task: str) -> Part:
     """Each way with what it needs, and under it what to change on the command line."""
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     needs = [way_needs(way, look) for way in ways]
     wide = max(len(way.words) for way in ways)

@@ -18,7 +18,7 @@ from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import INSTANTS
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 TITLES = {
     Cause.REAL_NEED: "a real need: more than is left",
@@ -140,7 +140,7 @@ def _printed_words(beside: Printed) -> str:
 
 def _cure_table(word: str, cures: list[Cure], look: Look) -> Part:
     """Changes by number, each with what it may save, where it is written and whether it would have helped."""
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     grid = Table(gap=2, show_header=False)
     grid.add_column(no_wrap=True)

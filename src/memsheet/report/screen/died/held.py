@@ -14,7 +14,7 @@ from memsheet.report.screen.layout import labelled_row, one_line
 from memsheet.report.shared.look import Look
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 LINES, SHARE = 5, 50
 """Lines that are shown, and of what is live one part in so many that each must have."""
@@ -38,7 +38,7 @@ def _size_words(size: int) -> str:
 
 def _held_table(held: SnapshotFacts, answer: Answer | None, look: Look) -> Part:
     """Components, the largest first, each with the lines that hold most of it."""
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     grid = Table(gap=2, show_header=False)
     grid.add_column(no_wrap=True)

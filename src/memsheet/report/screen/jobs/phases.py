@@ -34,7 +34,7 @@ from memsheet.sheet import Sheet
 
 if TYPE_CHECKING:
     from memsheet.plan.device import Cluster
-    from memsheet.report.screen.parts import Part
+    from memsheet.report.screen.written.parts import Part
 
 
 LEAST_REASON = 16
@@ -136,7 +136,7 @@ def _help_table(helps: tuple[Help, ...], look: Look) -> Part:
     """Each change by itself: what to write, a flag a line where the screen is narrow, and what a card needs
     then.
     """
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     cells = [(words, *_needs_then(after, look), says) for words, says, after in helps]
     heads = ("What helps", "needs then", "", "because")
@@ -167,7 +167,7 @@ def _card_words(sheet: Sheet) -> str:
 
 
 def _role_table(answer: Answer) -> Part:
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     table = Table(gap=2, show_header=False)
     for _ in range(2):
@@ -183,7 +183,7 @@ def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> Part:
     """A row a phase: where it is fullest, what a card holds there, what is left, and what each role has of
     it, below by itself where both beside one another are wider than the screen.
     """
-    from memsheet.report.screen.parts import Group
+    from memsheet.report.screen.written.parts import Group
 
     roles = tuple(dict.fromkeys(item.path.partition("/")[0] for item in sheet.items))
     told = answer.verdict.device if answer.verdict is not None else None
@@ -226,7 +226,7 @@ def _cell_table(
     title: str | None = None,
 ) -> Part:
     """A table of cells, the first ``left`` columns of words, the first bold where its row decides."""
-    from memsheet.report.screen.parts import Table, Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     table = Table(
         gap=2, header_style="bold", title=Text(title) if title else None, title_justify="left", title_style="bold"
@@ -240,7 +240,7 @@ def _cell_table(
 
 def _room_table(sheet: Sheet, look: Look) -> Part:
     """What takes the room where a card holds most, by role and component."""
-    from memsheet.report.screen.parts import Table
+    from memsheet.report.screen.written.parts import Table
 
     fullest = fullest_instant(sheet)
     sizes: dict[tuple[str, str], int] = {}

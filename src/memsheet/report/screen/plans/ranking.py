@@ -36,7 +36,7 @@ from memsheet.search.train.rank import Ranking
 from memsheet.search.train.timed import Planned
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part, Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 FAMILIES, REASONS = 6, 3
 BILLION = 10**9
@@ -94,7 +94,7 @@ def _ranking_advice_lines(advice: Advice, look: Look) -> Iterator[str]:
 
 
 def _advice_paragraph(lines: tuple[str, ...], look: Look) -> Text:
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for line in lines))
 

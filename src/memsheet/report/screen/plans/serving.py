@@ -26,7 +26,7 @@ from memsheet.search.serve.load import Holds, Served, format_latency
 from memsheet.units import format_count
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part, Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 REFUSED = 6
 COMPARED = 4
@@ -121,7 +121,7 @@ def _user_capacity_phrases(found: Deployment, best: Served) -> Iterator[str]:
 
 
 def _serving_load_text(found: Deployment, look: Look) -> Text:
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     where, asked = serving_question(found)
     return Text.assemble("serve ", (found.model.name, "bold"), where).append(
@@ -267,7 +267,7 @@ def _weight_share_words(small: Served, large: Served) -> str:
 
 
 def _tradeoff_paragraph(lines: tuple[str, ...], look: Look) -> Text:
-    from memsheet.report.screen.parts import Text
+    from memsheet.report.screen.written.parts import Text
 
     return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for line in lines))
 

@@ -16,7 +16,7 @@ from memsheet.report.shared.words import flags_for
 from memsheet.search.train.space import OFFLOAD, Request
 
 if TYPE_CHECKING:
-    from memsheet.report.screen.parts import Part, Table
+    from memsheet.report.screen.written.parts import Part, Table
     from memsheet.search.advice import Advice, Replicas
     from memsheet.search.fixes.savings_story import Step
     from memsheet.search.train.families import Family
@@ -28,7 +28,7 @@ METHODS = {"lora": "LoRA, rank 16", "qlora": "QLoRA, nf4 base, rank 16"}
 
 def plain_table(*columns: tuple[str, str]) -> Table:
     """A table without lines; a column is (heading, right or left)."""
-    from memsheet.report.screen.parts import Table
+    from memsheet.report.screen.written.parts import Table
 
     table = Table(gap=2, show_header=True, header_style="bold")
     for name, side in columns:

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from memsheet.report.screen.coloured import rich_lines
 from memsheet.report.screen.layout import render_parts
-from memsheet.report.screen.parts import Group, Part, Table, Text
-from memsheet.report.screen.plain import plain_lines
+from memsheet.report.screen.written.coloured import rich_lines
+from memsheet.report.screen.written.parts import Group, Part, Table, Text
+from memsheet.report.screen.written.plain import plain_lines
 from memsheet.report.shared.look import Look
 
 WORDS = (

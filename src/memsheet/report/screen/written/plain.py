@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from memsheet.patterns import late_pattern
-from memsheet.report.screen.parts import Column, Group, Part, Table, Text
+from memsheet.report.screen.written.parts import Column, Group, Part, Table, Text
 
 _WORD = late_pattern(r"\s*\S+\s*")
 _OTHER = late_pattern(r"[^ -~\n¡-¬®-\u02af\u0370-\u0482\u048a-\u0590‐-―‘-‧‰-⁞ⁿ₀-₎€←-⇿−≈≤≥√∞─-▟■□▪▫▲▼◆●○]")
@@ -61,11 +61,11 @@ def _text_lines(
     lines = list[str]()
     for line in text.split("\n"):
         if wraps:
-            ends = [0, *_breaks(line, width, fold=overflow == "fold"), len(line)]
+            ends = [0, *_line_breaks(line, width, fold=overflow == "fold"), len(line)]
             parts = [_without_end(line[start:end], width) for start, end in pairwise(ends)]
         else:
             parts = [line]
-        lines += (_justified(part, width, justify, overflow) for part in parts)
+        lines += (_justified_line(part, width, justify, overflow) for part in parts)
     return lines
 
 
@@ -75,7 +75,7 @@ def _without_end(line: str, width: int) -> str:
     return line[: len(line) - max(min(blanks, len(line) - width), 0)]
 
 
-def _justified(line: str, width: int, justify: str, overflow: str) -> str:
+def _justified_line(line: str, width: int, justify: str, overflow: str) -> str:
     """A line cut to its width, and moved to where it belongs."""
     if justify in ("right", "center"):
         line = line.rstrip()
@@ -85,7 +85,7 @@ def _justified(line: str, width: int, justify: str, overflow: str) -> str:
     return " " * moved + line
 
 
-def _breaks(line: str, width: int, *, fold: bool) -> Iterator[int]:
+def _line_breaks(line: str, width: int, *, fold: bool) -> Iterator[int]:
     """Where a line is broken so that its words fit."""
     used = 0
     for found in _WORD.finditer(line):
@@ -163,13 +163,15 @@ def _column_widths(
     widths = [measured(at, width) or 1 for at in places]
     if sum(widths) <= width:
         return widths
-    widths = _collapsed(widths, [column.width is None and not column.no_wrap for column in columns], width)
+    widths = _collapsed_widths(
+        widths, [column.width is None and not column.no_wrap for column in columns], width
+    )
     if sum(widths) > width:
-        widths = _reduced(sum(widths) - width, [1] * len(widths), widths, widths)
+        widths = _reduced_widths(sum(widths) - width, [1] * len(widths), widths, widths)
     return [measured(at, widths[at]) for at in places]
 
 
-def _collapsed(widths: list[int], wraps: Sequence[bool], most: int) -> list[int]:
+def _collapsed_widths(widths: list[int], wraps: Sequence[bool], most: int) -> list[int]:
     over = sum(widths) - most
     while any(wraps) and over > 0:
         widest = max(size for size, free in zip(widths, wraps, strict=True) if free)
@@ -177,12 +179,12 @@ def _collapsed(widths: list[int], wraps: Sequence[bool], most: int) -> list[int]
         shares = [int(size == widest and free) for size, free in zip(widths, wraps, strict=True)]
         if widest == second:
             break
-        widths = _reduced(over, shares, [min(over, widest - second)] * len(widths), widths)
+        widths = _reduced_widths(over, shares, [min(over, widest - second)] * len(widths), widths)
         over = sum(widths) - most
     return widths
 
 
-def _reduced(total: int, shares: list[int], most: Sequence[int], values: Sequence[int]) -> list[int]:
+def _reduced_widths(total: int, shares: list[int], most: Sequence[int], values: Sequence[int]) -> list[int]:
     """``values`` less a total that is divided by ``shares``, none of them by more than its ``most``."""
     shares = [share if limit else 0 for share, limit in zip(shares, most, strict=True)]
     whole, made = sum(shares), list[int]()

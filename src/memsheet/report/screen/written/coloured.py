@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from memsheet.report.screen.parts import Group, Part, Table, Text
+from memsheet.report.screen.written.parts import Group, Part, Table, Text
 from memsheet.report.shared.look import Look
 
 if TYPE_CHECKING:
@@ -68,17 +68,17 @@ def _rich_table(table: Table) -> RenderableType:
         show_header=table.show_header,
         header_style=table.header_style,
         title=None if table.title is None else _rich_text(table.title),
-        title_justify=_any(table.title_justify),
+        title_justify=_rich_word(table.title_justify),
         title_style=table.title_style or None,
     )
     for column in table.columns:
         made.add_column(
             column.header,
-            justify=_any(column.justify),
-            overflow=_any(column.overflow),
+            justify=_rich_word(column.justify),
+            overflow=_rich_word(column.overflow),
             no_wrap=column.no_wrap,
             width=column.width,
-            vertical=_any(column.vertical),
+            vertical=_rich_word(column.vertical),
             min_width=column.min_width or None,
         )
     for row, style in zip(table.rows, table.styles, strict=True):
@@ -86,6 +86,6 @@ def _rich_table(table: Table) -> RenderableType:
     return made
 
 
-def _any(word: str) -> Any:
+def _rich_word(word: str) -> Any:
     """A word that rich has a type of its own for."""
     return word
