@@ -339,6 +339,7 @@ def find_device(name: str) -> Device:
         hint = f"did you mean {', '.join(similar)}? `memsheet gpus` lists all"
         if name.strip().isdecimal():
             hint = f"a number and a card: {name.strip()}xH100-80GB; `memsheet gpus` lists all"
+        hint = next((said for word, said in _MEANT.items() if word in name.lower()), hint)
         raise input_error("gpus", name, "is not a device memsheet knows", hint)
     least = min(sizes, key=lambda device: device.datasheet_bytes)
     others = tuple(dict.fromkeys(device.name for device in sizes if device.name != least.name))
@@ -346,6 +347,15 @@ def find_device(name: str) -> Device:
         return least
     words = f"gpus {name.strip()} = {least.name}, the least memory of its name (also {', '.join(others)})"
     return replace(least, assumed=(words,), namesakes=others)
+
+
+_MEANT = {
+    "node": "nodes, the cards of each, and the card: 2x8xH100-80GB",
+    **dict.fromkeys(
+        ("mac", "apple"), "an Apple chip and its memory: 'M4 Max 64GB'; `memsheet gpus` lists all"
+    ),
+}
+"""Words of people that are in no device's name → what says it."""
 
 
 def _sold_with(name: str) -> Device | None:

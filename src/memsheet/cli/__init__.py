@@ -140,14 +140,16 @@ def _dispatch_command(words: list[str]) -> int:
         from memsheet import __version__
 
         return _print_text(f"{__version__}\n")
+    from memsheet.cli.meant_words import command_hint
     from memsheet.errors import nearest_words
 
+    meant = command_hint(name, rest)
     near = nearest_words(name, COMMANDS)
     raise input_error(
         name,
         None,
         "is not a command",
-        f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}",
+        meant or (f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}"),
     )
 
 

@@ -11,6 +11,7 @@ from memsheet.cli.line import Given
 from memsheet.cli.question import parse_positive_int
 from memsheet.errors import input_error
 from memsheet.exchange.shared.flag_words import plain_value
+from memsheet.jobs.templates import TEMPLATES
 from memsheet.questions.job import answer_job, document_of
 from memsheet.report.shared.exit_codes import EXIT
 
@@ -66,6 +67,9 @@ def solve_of_job(asked: Given) -> int:
         raise input_error(
             "JOB", None, "is missing", "a file of memsheet/job/1, or a launch of several models"
         )
+    if asked.model in TEMPLATES:
+        hint = f"memsheet job {asked.model} … --json > job.json, then memsheet solve {asked.what} job.json"
+        raise input_error("JOB", asked.model, "is a template, whose options `memsheet job` takes", hint)
     if str(asked.model).endswith(".json"):
         document = document_of(asked.model, where)
     else:

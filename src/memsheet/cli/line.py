@@ -32,6 +32,15 @@ WITH_VALUES = {
 }
 """Switches that have a third word, and what it says (unslothai/unsloth 015bdef unsloth/models/_utils.py:376).
 """
+ON_ALONE = {"flash-attn": "true"}
+"""Words with values that were switches once: llama.cpp's -fa, which took none before August 2025."""
+SECTIONS = ("training", "parallelism")
+"""Sections of torchtitan's configuration whose keys are words of this table (config/job_config.py)."""
+OTHER_SPELLINGS = {
+    "--gpu": "--gpus", "--params": "--parameters", "--quant": "--quantize", "--model-name-or-path": "--model", "--cards": "--gpus",
+    **dict.fromkeys(("--gpus-per-node", "--nproc-per-node"), "--per-node"), **dict.fromkeys(("--nnodes", "--num-nodes", "--num-machines"), "--nodes"),
+}  # fmt: skip
+"""Words of launchers, and what people write, for flags that are no option of a plan."""
 ON_OFF = {
     "true": True,
     "yes": True,
@@ -54,6 +63,8 @@ def parse_command_line(command: Command, words: Sequence[str]) -> Given:
     spelled = {name: (flag, on) for flag in command.flags for name, on in flag_spellings(flag)}
     end = words.index("--") if "--" in words else len(words)
     found, extras = _read_flags(_normalize_flag_words(words[:end], spelled), spelled)
+    if command.behind and end == len(words):
+        _refuse_launch_without_dashes(command, [word for word in extras if not is_flag(word)])
     problems = [
         unknown_flag_problem(word.partition("=")[0], spelled, command.program)
         for word in extras
@@ -84,6 +95,18 @@ def parse_command_line(command: Command, words: Sequence[str]) -> Given:
     return Given(**{**{flag.field: flag.default for flag in command.flags}, **arguments, **kept})
 
 
+def _refuse_launch_without_dashes(command: Command, named: Sequence[str]) -> None:
+    """A launch in the place of files: its flags would be read as memsheet's own."""
+    if not named or not named[0].replace("-", "").isalnum():
+        return
+    from memsheet.cli.meant_words import is_launch
+
+    if is_launch(named):
+        flags = "--gpus 8xH100-80GB " if "gpus" in {flag.name for flag in command.flags} else ""
+        hint = f"its command stands behind --: memsheet {command.name} {flags}-- {named[0]} …"
+        raise input_error("file", named[0], "is a program, and no file of that name lies here", hint)
+
+
 def _read_flags(line: Iterable[str], spelled: Spelled) -> tuple[dict[str, list[Any]], list[str]]:
     """Every value that a line gives each flag, so that all that is wrong can be told at once, and the words
     that are of no flag. None where a value is missing.
@@ -111,10 +134,12 @@ def _normalize_flag_words(words: Sequence[str], spelled: Spelled) -> Iterator[st
     while rest:
         word = rest.popleft()
         name, equals, value = word.partition("=")
-        name = _whole_name(name)
+        name = _whole_name(name, spelled)
         flag, on = spelled.get(name, (None, True))
         if not is_flag(word) or flag is None:
             yield word
+        elif flag.name in ON_ALONE and not equals and (not rest or is_flag(rest[0])):
+            yield f"{name}={ON_ALONE[flag.name]}"
         elif valued := WITH_VALUES.get((flag.name, value if equals else next(iter(rest), ""))):
             if not equals:
                 rest.popleft()
@@ -151,9 +176,22 @@ def flag_spellings(flag: Flag) -> Iterator[tuple[str, bool]]:
         yield f"--no-{flag.name}", False
 
 
-def _whole_name(name: str) -> str:
-    """A flag as the table has it: underscores are dashes, and some have a short name of one dash."""
-    return f"--{SHORT_FLAGS[name]}" if name in SHORT_FLAGS else name.replace("_", "-")
+def _whole_name(name: str, spelled: Spelled) -> str:
+    """A flag as the table has it: underscores are dashes, some have a short name of one dash, and a section
+    stands before others (``--training.seq_len``).
+    """
+    if name in SHORT_FLAGS:
+        return f"--{SHORT_FLAGS[name]}"
+    whole = name.replace("_", "-")
+    if whole in spelled or not is_flag(whole):
+        return whole
+    section, dot, last = whole.removeprefix("--").partition(".")
+    others = (
+        OTHER_SPELLINGS.get(whole, ""),
+        whole.replace(".", "-") if dot else "",
+        f"--{last}" if section in SECTIONS else "",
+    )
+    return next((one for one in others if one in spelled), whole)
 
 
 def is_flag(word: str) -> bool:
@@ -164,7 +202,10 @@ def unknown_flag_problem(name: str, known: Mapping[str, object], program: str = 
     """A flag that the command does not have, and what may have been meant. ``program``: whose own flags stand
     behind ``--``.
     """
-    near = nearest_words(name.replace("_", "-"), known, cutoff=NEAR)
+    from memsheet.cli.meant_words import flag_hint
+
+    meant = flag_hint(name, known)
+    near = [] if meant else nearest_words(name.replace("_", "-"), known, cutoff=NEAR)
     others = [
         other.name
         for other in COMMANDS.values()
@@ -180,7 +221,7 @@ def unknown_flag_problem(name: str, known: Mapping[str, object], program: str = 
     return Problem(
         field=name,
         reason="is not a flag of this command",
-        hint=f"did you mean {near[0]}?" if near else elsewhere,
+        hint=meant or (f"did you mean {near[0]}?" if near else elsewhere),
     )
 
 
@@ -200,12 +241,14 @@ def _positional_arguments(
     """The words without flags, by the names of the arguments in their order. ``hint_of``: what to say of a
     word that is left over. Raises InputError where some are missing or left over.
     """
+    named = list[str]()
     for argument in command.arguments:
         if argument.many:
             yield argument.name, tuple(left)
             left = []
         elif left:
-            yield argument.name, left.pop(0)
+            named = [left.pop(0)]
+            yield argument.name, named[0]
         elif argument.required:
             hint = f"memsheet {command.name} {' '.join(each.metavar for each in command.arguments)} …"
             raise_if_problems(
@@ -214,13 +257,17 @@ def _positional_arguments(
         else:
             yield argument.name, None
     if left:
+        from memsheet.cli.meant_words import joined_name
+
         takes = "a command takes one name" if command.arguments else "this command takes no name"
+        joined = joined_name((*named, *left)) if command.arguments else ""
         raise_if_problems(
             [
                 Problem(
                     field=" ".join(left),
                     reason=f"is left over; {takes}",
-                    hint=hint_of(left[0]) or "--help shows what it takes",
+                    hint=hint_of(left[0])
+                    or (f"in one word: {joined}" if joined else "--help shows what it takes"),
                 )
             ]
         )

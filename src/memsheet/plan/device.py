@@ -164,6 +164,8 @@ _JOINED_COUNT = late_pattern(r"^\s*(?!\d+\s*[xX×*])(\S.{0,98}?\d[a-zA-Z]{0,8}?)
 _SEVERAL = late_pattern(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]", holds=(",", ";", "+"))
 CARD_DIGITS = 4
 """Digits of a card that people call by its number alone."""
+CARD_ENDS = ("t", "tx")
+"""What stands behind the x of AMD's cards: ``9070xt``, ``7900xtx``."""
 MIXED = "names several kinds of device or node, and only equal ones are planned for"
 MIXED_HINT = "plan for the smallest: the device with the least memory, as many of it as there are in all"
 
@@ -179,6 +181,8 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
     if last := _COUNT_LAST.match(text) or _JOINED_COUNT.match(text):
         text = f"{last[2]}x{last[1]}"
     match = _GPUS.match(text)
+    if match is not None and len(match[1] or "") == CARD_DIGITS and match[3].lower() in CARD_ENDS:
+        return None, text.strip()  # 7900 XTX's x is no count's
     if _SEVERAL.match(text):
         raise input_error("gpus", text, MIXED, MIXED_HINT)
     if match is None:
@@ -200,6 +204,8 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
 def _plain_count(text: str) -> tuple[int, str] | None:
     """Of ``8xH100-80GB``, as most are written; None of what takes the patterns to tell."""
     digits, _, name = text.partition("x")
+    if len(digits) == CARD_DIGITS and name.lower() in CARD_ENDS:
+        return None  # 7900xtx
     usual = text.isascii() and len(text) <= PLAIN_LETTERS and digits.isdigit() and digits[0] != "0"
     plain = usual and len(digits) <= CARD_DIGITS and name.replace("-", "").isalnum() and name[0] != "-"
     return (int(digits), name) if plain and not name.isdigit() else None

@@ -12,7 +12,7 @@ HELP: dict[str, tuple[str, str, str]] = {
     "engine": (
         JOB,
         "NAME",
-        "The framework that runs it: transformers, fsdp2, deepspeed, megatron, torchtitan …",
+        "What runs it: transformers, fsdp2, deepspeed, megatron …; a server: vllm, sglang, llama.cpp …",
     ),
     "engine_version": (
         JOB,

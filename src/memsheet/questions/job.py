@@ -40,7 +40,8 @@ OF_SHEET = "memsheet/sheet/1"
 COMMANDS: Mapping[str, str] = {
     "verl": "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B",
     "trl": "trl grpo --model_name_or_path Qwen/Qwen3-8B --use_vllm true",
-    **{f"trl-{method}": f"trl {method} --model_name_or_path Qwen/Qwen3-8B" for method in ("sft", "dpo", "kto", "reward", "rloo")},
+    **{f"{tool}{method}": f"trl {method} --model_name_or_path Qwen/Qwen3-8B" for method in ("sft", "dpo", "kto", "reward", "rloo", "orpo", "cpo") for tool in ("trl-", "")},
+    "ppo": "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B critic.model.path=Qwen/Qwen3-8B algorithm.adv_estimator=gae",
     "openrlhf": "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen3-8B --train.colocate_all",
     "slime": "python3 train.py --colocate --hf-checkpoint Qwen/Qwen3-4B", "nemo": "python examples/run_grpo.py --config grpo.yaml",
     "swift": "swift rlhf --rlhf_type grpo --model Qwen/Qwen3-8B",

@@ -18,7 +18,7 @@ from memsheet.late import late_functions
 from memsheet.plan.accumulated_batch import ACCUMULATION, refuse_counts, with_accumulated_batch
 from memsheet.plan.aliases import FAMILY, OLDER_CARD
 from memsheet.plan.check import flatten_document
-from memsheet.plan.device import Cluster, Device, cluster_of, parse_gpus
+from memsheet.plan.device import ONE_NODE, Cluster, Device, cluster_of, parse_gpus
 from memsheet.plan.hardware import BF16_UNITS, is_older_device
 from memsheet.plan.model import ModelSpec, Source
 from memsheet.plan.overriding import without_overridden
@@ -269,10 +269,8 @@ def _cluster_from_gpus(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
             device, assumed=(*device.assumed, f"gpus {gpus} = {rented.gpus}, {rented.each} a node")
         )
     if count is None:
-        count, device = (
-            1,
-            replace(device, assumed=(*device.assumed, f"gpus = 1x{device.name} (no count was given)")),
-        )
+        count, words = _uncounted_cards(device, where["nodes"], where["per_node"])
+        device = replace(device, assumed=(*device.assumed, f"gpus = {count}x{device.name} ({words})"))
     return cluster_of(
         device,
         count,
@@ -280,6 +278,14 @@ def _cluster_from_gpus(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
         nodes=where["nodes"],
         host_bytes=parse_bytes(str(host), "host_memory") if host is not None else None,
     )
+
+
+def _uncounted_cards(device: Device, nodes: int | None, per_node: int | None) -> tuple[int, str]:
+    """How many cards there are where the count is not said beside their name, and of what that follows."""
+    if nodes is None:
+        return per_node or 1, "one node of as many" if per_node else "no count was given"
+    each = per_node or device.per_node or ONE_NODE
+    return nodes * each, f"{nodes} nodes of {each}" + ("" if per_node else ", which a node usually has")
 
 
 def _in_file(where: Mapping[str, Any]) -> Cluster:

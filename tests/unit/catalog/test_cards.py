@@ -14,6 +14,7 @@ from memsheet.catalog.instances import CLOUDS
 from memsheet.catalog.spellings import device_key
 from memsheet.errors import InputError
 from memsheet.formulas.runtime import AMD, NVIDIA, driver_context
+from memsheet.plan.device import parse_gpus
 from memsheet.questions import accounted
 from memsheet.questions.solve import solve
 from memsheet.sheet import Component
@@ -198,3 +199,11 @@ def test_what_a_name_may_mean(called: str, names: set[str]) -> None:
     assert names <= found
     assert bool(found) is bool(names)
     assert not any("48GB" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    "text", ["7900xtx", "7900 XTX", "RX 7900 XTX", "1x7900xtx", "7900xtx x1", "1 x 7900 xtx"]
+)
+def test_the_x_of_a_cards_name_is_no_counts(text: str):
+    count, name = parse_gpus(text)
+    assert (count or 1, catalog.find_device(name).name) == (1, "RX7900XTX")

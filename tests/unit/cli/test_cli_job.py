@@ -112,3 +112,16 @@ def test_nothing_may_die_where_every_range_has_room(
         file.write_text(text.replace("name_or_path OpenRLHF/", f"name_or_path {owner}/"))
         assert main(["check", str(file), "--gpus", "8xH100-80GB"]) == code
         assert "may die" not in capsys.readouterr().out
+
+
+def test_a_limit_of_a_template_is_asked_of_the_job_that_it_makes(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["solve", "gpu-memory-utilization", "trl-grpo", "--gpus", "1xH100-80GB"]) == 2
+    assert "memsheet job trl-grpo … --json > job.json" in " ".join(capsys.readouterr().err.split())
+    assert main(["job", "trl-grpo", "--model", "Qwen/Qwen3-0.6B", "--gpus", "1xH100-80GB", "--json"]) in (
+        0,
+        11,
+    )
+    (tmp_path / "job.json").write_text(capsys.readouterr().out)
+    assert main(["solve", "gpu-memory-utilization", str(tmp_path / "job.json")]) == 0

@@ -62,6 +62,7 @@ from memsheet.exchange.shared.script_places import (
     UNREAD_FLAGS,
     UNSAID,
 )
+from memsheet.exchange.shared.smoothed_losses import EMPTIES, NOISE, SMOOTHING, smoothing_moves
 from memsheet.exchange.shared.trainer_names import SFT_OWN
 from memsheet.exchange.shared.trainer_script import arguments_of, without_own_fields
 from memsheet.exchange.shared.trainers import with_master
@@ -225,6 +226,7 @@ def _script_memory_moves(values: Values, asked: Values) -> Iterator[Moved]:
             high_bytes=asked["@saved"] // 2,
         )
     yield from unsloth_moves(values, asked)
+    yield from smoothing_moves(values, asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
         tokens, vocab = asked["@tokens"], asked["@vocab"]
         more = (
@@ -507,11 +509,11 @@ FORMAT: Format = Format(
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), KEYWORDS: (),
         **{f"{SCRIPT}.{name}": () for name in (*READ, BITS, UNMADE, LIKELY_NAME, OPEN_SIZES, OWN_CODE, FURTHER, FROZEN, UNREAD_FLAGS, OWN_SCRIPT, OWN_TRAINER, COMMAND_FLAGS, SEVERAL, SEVERAL_LOADS, "model_init_kwargs")},
         f"{SCRIPT}.activation_offloading": (False,), f"{SCRIPT}.{METHOD}": (), f"{SCRIPT}.labels": (),
-        "torch_empty_cache_steps": (), "neftune_noise_alpha": (), PARALLEL: (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
-        "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
+        PARALLEL: (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
+        "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "ddp_find_unused_parameters": (False,),
     },
     known=frozenset({
-        "dataset_name", "dataset_config", "dataset_config_name", "train_file", "validation_file", "validation_split_percentage", "max_train_samples",
+        *NOISE, SMOOTHING, EMPTIES, "dataset_name", "dataset_config", "dataset_config_name", "train_file", "validation_file", "validation_split_percentage", "max_train_samples",
         "max_eval_samples", "streaming", "keep_linebreaks", "overwrite_cache", "preprocessing_num_workers", "overwrite_output_dir", "tokenizer_name",
         "use_fast_tokenizer", "model_revision", "trust_remote_code", "cache_dir", "task_name", "max_target_length", "val_max_target_length", "source_prefix", "predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config", "generation_config.*", "sortish_sampler", "pad_to_max_length", "num_beams", "ignore_pad_token_for_loss", "text_column", "summary_column", "source_lang", "target_lang", "forced_bos_token", "source_column", "target_column",  # of the examples' own dataclasses
         f"{SCRIPT}.{RELEASE_DEFAULTS}", f"{SCRIPT}.{OLDER_WORDS}", f"{SCRIPT}.{SERVED}.*", "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",

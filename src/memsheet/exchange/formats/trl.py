@@ -30,6 +30,7 @@ from memsheet.exchange.shared.read_only_rows import positive_count
 from memsheet.exchange.shared.row_lengths import both_parts
 from memsheet.exchange.shared.script_places import ONE_PROCESS, OWN_SCRIPT, OWN_TRAINER, SCRIPT
 from memsheet.exchange.shared.serve_command import dtype_out
+from memsheet.exchange.shared.smoothed_losses import NOISE, SMOOTHING, smoothing_moves
 from memsheet.exchange.shared.trainer_names import SFT_OWN
 from memsheet.exchange.shared.trainers import cast_by_deepspeed, comma_separated_names, row_of
 from memsheet.frozen import replace
@@ -364,12 +365,17 @@ def _trl_moves(values: Values, asked: Values) -> Iterator[Moved]:
     yield from colocated_moves(SHARE, trl_colocated_share(values), asked)
     if values.get(f"{SCRIPT}.{ONE_PROCESS}") is True:
         yield from gathered_moves(asked, own_loop=False)
+    yield from smoothing_moves(values, asked)
     yield from _trl_loss_moves(values, asked)
 
 
 def _trl_loss_moves(values: Values, asked: Values) -> Iterable[Moved]:
     own = {
-        **{at: held for at, held in values.items() if at != f"{SCRIPT}.{ONE_PROCESS}"},
+        **{
+            at: held
+            for at, held in values.items()
+            if at not in (f"{SCRIPT}.{ONE_PROCESS}", *NOISE, SMOOTHING)
+        },
         f"{SCRIPT}.loss_type": values.get("loss_type", "chunked_nll"),
         f"{SCRIPT}.dtype": values.get("dtype", "float32"),
     }

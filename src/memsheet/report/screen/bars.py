@@ -9,8 +9,7 @@ from memsheet.report.shared.look import Look
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 SHOWN_RANKS = 8
 GLYPHS = "█▓▒░▚▞"
@@ -41,9 +40,9 @@ def marks_of(sheet: Sheet) -> dict[Component, tuple[str, str]]:
     return {component: marks.get(component, (REST, "white")) for component, _ in order}
 
 
-def render_stacked_bars(answer: Answer, main: Sheet, look: Look) -> RenderableType:
+def render_stacked_bars(answer: Answer, main: Sheet, look: Look) -> Part:
     """A stacked bar for each kind of rank, all to one scale, against what a GPU gives."""
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     capacity = answer.cluster.device.framework_bytes if answer.cluster else None
     groups = group_equal_sheets(answer)
@@ -93,7 +92,7 @@ def rank_group_label(group: list[Sheet], answer: Answer) -> str:
 def _component_bar(
     sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scale: int, capacity: int | None
 ) -> Text:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     text, cells, so_far = Text(), 0, 0
     for component, size in sorted(((c, sheet.of(c)) for c in Component), key=lambda pair: -pair[1].value):
@@ -106,12 +105,12 @@ def _component_bar(
     if capacity is None:
         return text
     edge = min(round(capacity * width / scale), width - 1)
-    return text[:edge] + Text("│", "bold") + text[edge + 1 :]
+    return text.cut(0, edge).append("│", "bold").append(text.cut(edge + 1))
 
 
 def _capacity_ruler(left: int, width: int, scale: int, capacity: int | None, *, end: str, look: Look) -> Text:
     """Under the bars: where the capacity lies, and ``end`` where the scale goes farther."""
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     if capacity is None:
         return Text(f"{'':{left}}0{end:>{width - 1}}", "dim")

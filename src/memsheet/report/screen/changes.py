@@ -22,10 +22,10 @@ from memsheet.report.shared.words import changed_keys
 from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 
-def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
+def what_to_change(answer: Answer, look: Look) -> Iterator[Part]:
     """The changes that make a job fit, or what a server lacks and what makes room in it; nothing where all is
     well.
     """
@@ -39,7 +39,7 @@ def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
     elif words := nothing_helps_words(answer):
         yield labelled_row("What helps", "bold", (words,), look)
     if lines := room_lines(answer, look):
-        from rich.text import Text
+        from memsheet.report.screen.written.parts import Text
 
         yield Text("\n".join(lines))
 
@@ -124,15 +124,13 @@ def change_cells(fix: Fix, look: Look) -> Iterator[tuple[str, str, str]]:
         yield printable_line(change.words), steps, printable_line(change.needs)
 
 
-def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
+def fix_rows(fix: Fix, answer: Answer, look: Look) -> Part:
     """The changes one after another, each with the expected need before and after it, and the flags that make
     them.
     """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Group, Table, Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    table = Table(gap=1, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("change", overflow="fold")
     table.add_column("before", justify="right", no_wrap=True)

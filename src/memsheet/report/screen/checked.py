@@ -24,7 +24,7 @@ from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import component_name
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 MANY = 12
 
@@ -197,11 +197,17 @@ def _settling_words(checked: Checked) -> str:
         if wrong
         else "; ".join(dict.fromkeys(older))
         if older
-        else f"{' or '.join(dict.fromkeys(named))} settles it"
+        else _told_flags(words, tuple(dict.fromkeys(named)))
         if named
         else "no flag settles it; a gate may compare device_high_bytes of --json with what the card gives"
     )
     return f"The whole range fits; open is: {words}. What to type: {how}."
+
+
+def _told_flags(words: str, named: tuple[str, ...]) -> str:
+    """What flags settle of what is open: all of it, or the part that names them."""
+    whole = all(SETTLES.search(part) for part in words.split("; "))
+    return f"{' or '.join(named)} settles {'it' if whole else 'its part of that'}"
 
 
 def unheard_lines(checked: Checked) -> Iterator[str]:
@@ -459,7 +465,7 @@ def mistake_words(mistakes: Mistakes) -> tuple[str, ...]:
     return tuple(one_line(f"{found.where}: {found.says} [{rule.id}]") for rule, found in mistakes)
 
 
-def _change_sections(found: Against, look: Look) -> Iterator[RenderableType]:
+def _change_sections(found: Against, look: Look) -> Iterator[Part]:
     sheets = [sheet for sheet in found.sheets if sheet is not None]
     if sheets:
         look = look.fitted(max(int(sheet.device.value) for sheet in sheets))

@@ -15,7 +15,7 @@ from memsheet.report.shared.words import INSTANTS, component_name
 from memsheet.sheet import Difference, Witness
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 SHOWN_ROWS, SHOWN_COMPONENTS, SHOWN_PAIRS = 20, 3, 8
 
@@ -25,7 +25,7 @@ def render_comparison(found: Comparison, look: Look) -> str:
     return render_parts(_comparison_sections(found, look), look)
 
 
-def _comparison_sections(found: Comparison, look: Look) -> Iterator[RenderableType]:
+def _comparison_sections(found: Comparison, look: Look) -> Iterator[Part]:
     pair, names = found.pairs[0], side_labels(found)
     yield labelled_row(*comparison_headline(pair, names, look), look)
     yield _compared_sides_table(found, pair, names)
@@ -108,12 +108,11 @@ def _join_differences(parts: list[Difference], look: Look) -> str:
     return ", ".join([*words, *([f"{more} more"] if more > 0 else [])])
 
 
-def _compared_sides_table(found: Comparison, pair: Pair, names: tuple[str, str]) -> RenderableType:
+def _compared_sides_table(found: Comparison, pair: Pair, names: tuple[str, str]) -> Part:
     """What is compared with what."""
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = Table(gap=2, show_header=False)
     for name, document, sheet in ((names[0], found.left, pair.left), (names[1], found.right, pair.right)):
         ranks = f"rank {sheet.rank}" + (f" and {len(sheet.same_as)} like it" if sheet.same_as else "")
         witness = "" if name == document.witness.value else document.witness.value
@@ -130,12 +129,11 @@ def _compared_sides_table(found: Comparison, pair: Pair, names: tuple[str, str])
     return grid
 
 
-def _difference_table(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
+def _difference_table(pair: Pair, names: tuple[str, str], look: Look) -> Part:
     """What differs, the largest difference first; what is equal as one row, all of it with ``full``."""
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = Table(gap=1, header_style="bold")
     look = look.fitted(max(pair.sizes))
     table.add_column("component", no_wrap=True)
     table.add_column(f"{'path' if look.full else 'module'} (sizes in {look.unit})", overflow="fold")
@@ -170,12 +168,11 @@ def _difference_table(pair: Pair, names: tuple[str, str], look: Look) -> Rendera
     return table
 
 
-def _instant_peaks_table(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
+def _instant_peaks_table(pair: Pair, names: tuple[str, str], look: Look) -> Part:
     """Both peaks of every instant."""
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(gap=2, header_style="bold")
     look = look.fitted(max(pair.sizes))
     table.add_column(f"tensors at each peak, {look.unit}", no_wrap=True)
     for name in (*names, "difference", ""):
@@ -199,9 +196,9 @@ def _instant_peaks_table(pair: Pair, names: tuple[str, str], look: Look) -> Rend
     return table
 
 
-def _other_rank_pairs(found: Comparison, names: tuple[str, str], look: Look) -> RenderableType:
+def _other_rank_pairs(found: Comparison, names: tuple[str, str], look: Look) -> Part:
     """The other pairs of ranks, a line each."""
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     lines = ["The other ranks"]
     for pair in found.pairs[1 : SHOWN_PAIRS + 1]:

@@ -4,16 +4,13 @@ of it.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 from memsheet.report.screen.bars import GLYPHS
+from memsheet.report.screen.written.parts import Part, Table, Text
+from memsheet.report.screen.written.plain import plain_lines
 from memsheet.report.shared.look import Look
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 LONGEST_NOTE = 1000
 ASCII = str.maketrans(
@@ -31,27 +28,15 @@ ASCII = str.maketrans(
 )
 
 
-def render_parts(parts: Iterable[RenderableType], look: Look) -> str:
+def render_parts(parts: Iterable[Part], look: Look) -> str:
     """The parts as text, an empty line between them, that ends in a newline."""
-    from rich.console import Console
+    held = list(parts)
+    lines = None if look.colour else plain_lines(held, look.width)
+    if lines is None:
+        from memsheet.report.screen.written.coloured import rich_lines
 
-    file = io.StringIO()
-    console = Console(
-        file=file,
-        width=look.width,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        force_terminal=look.colour,
-        legacy_windows=False,
-        color_system="standard" if look.colour else None,
-        no_color=not look.colour,
-    )
-    for number, part in enumerate(parts):
-        if number:
-            console.print()
-        console.print(part)
-    text = "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+        lines = rich_lines(held, look)
+    text = "\n".join(line.rstrip() for line in lines) + "\n"
     return text.translate(ASCII) if look.ascii else text
 
 
@@ -90,24 +75,17 @@ def wrap_command_line(line: str, width: int, *, indent: int) -> str:
     )
 
 
-def labelled_row(
-    word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · "
-) -> RenderableType:
+def labelled_row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · ") -> Part:
     """A word, and phrases that wrap beside it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = Table(gap=2, show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(Text(word, style), Text(join_phrases(phrases, look.width - len(word) - 2, between=between)))
     return grid
 
 
-def command_row(word: str, command: str, look: Look) -> RenderableType:
+def command_row(word: str, command: str, look: Look) -> Part:
     """A command beside a word, wrapped between its flags so that it can be copied as it stands."""
-    from rich.text import Text
-
     flags = command.replace(" --", "\n--").split("\n")
     if (
         max(map(len, flags)) > look.width - len(word) - 4

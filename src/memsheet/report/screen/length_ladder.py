@@ -8,23 +8,22 @@ from memsheet.budget import Answer, LadderStep, Result
 from memsheet.report.shared.look import Look
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT: "does not fit", None: ""}
 ROWS_FIT = "fits, without what is beside the sheet"
 STYLES = {Result.FITS: "green", Result.UNCERTAIN: "yellow", Result.DOES_NOT_FIT: "red", None: ""}
 
 
-def ladder_table(answer: Answer, look: Look) -> RenderableType:
+def ladder_table(answer: Answer, look: Look) -> Part:
     """A row a length, the one that the rest of the screen is about marked. Where more is expected than the
     sheet has rows of, it is told that they alone are counted here.
     """
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     words = {**WORDS, Result.FITS: ROWS_FIT} if _expects_more(answer) else WORDS
     again = any(step.recomputed_bytes is not None for step in answer.ladder)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
+    table = Table(gap=2, show_header=True, header_style="bold")
     table.add_column("", no_wrap=True)
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column(f"{look.unit} a GPU", justify="right", no_wrap=True)
@@ -48,8 +47,8 @@ def _expects_more(answer: Answer) -> bool:
     return own is not None and verdict is not None and int(verdict.device.value) > int(own.device.value)
 
 
-def _recompute_cells(step: LadderStep, look: Look) -> tuple[RenderableType, RenderableType]:
-    from rich.text import Text
+def _recompute_cells(step: LadderStep, look: Look) -> tuple[Part, Part]:
+    from memsheet.report.screen.written.parts import Text
 
     if step.recomputed_bytes is None:
         return Text(""), Text("")

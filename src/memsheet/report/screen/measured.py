@@ -18,7 +18,7 @@ from memsheet.report.shared.words import component_name
 from memsheet.sheet import Component, Instant, Sheet, Witness
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 PROCESSOR = "cpu"
 _NAMED = ("python", "torch", TRANSFORMERS, "peft", "cuda", "driver")
@@ -49,7 +49,7 @@ def _format_step_seconds(value: float) -> str:
     return f"{value:.3f} s" if value >= 0.1 else f"{1000 * value:.2f} ms"
 
 
-def out_of_memory_headline(answer: Answer, look: Look) -> RenderableType | None:
+def out_of_memory_headline(answer: Answer, look: Look) -> Part | None:
     """Where a step ran out of memory; None where none did."""
     found = (answer.trace or {}).get("died")
     if found is None:
@@ -127,12 +127,11 @@ def _prefill_speed_sentence(found: Mapping[str, Any]) -> str:
     )
 
 
-def over_steps(answer: Answer, look: Look) -> Iterator[RenderableType]:
+def over_steps(answer: Answer, look: Look) -> Iterator[Part]:
     """What the allocator holds over many steps, under each of its settings; nothing where only one length was
     run.
     """
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     found = measured_of(answer).get("over_steps")
     if not found:
@@ -141,9 +140,7 @@ def over_steps(answer: Answer, look: Look) -> Iterator[RenderableType]:
     title = f"Over {len(lengths)} steps of {min(lengths)} to {max(lengths)} tokens"
     how = "the real step's allocations through a simulation of CUDA's caching allocator"
     table = Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
+        gap=1,
         header_style="bold",
         title=Text(title, "bold"),
         title_justify="left",

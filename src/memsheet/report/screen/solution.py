@@ -26,8 +26,7 @@ from memsheet.search.solve.targets import Solution, Target
 from memsheet.search.trials import Tried
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 BEST = {
     Target.SEQ_LEN: "sequences of up to {}", Target.MICROBATCH: "micro-batches of up to {}", Target.GPUS: "on {} and no fewer",
@@ -42,7 +41,7 @@ def render_solution(solution: Solution, look: Look, curves: tuple[Curve, ...] = 
     return render_parts(_solution_sections(solution, look, curves), look)
 
 
-def _solution_sections(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[RenderableType]:
+def _solution_sections(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[Part]:
     shown = solution.shown
     look = solution_look(solution, look)
     yield labelled_row(*solution_headline(solution, look), look)
@@ -217,11 +216,11 @@ def _widest_gap(solution: Solution) -> tuple[int, int]:
     return (values[0], widest) if widest > beyond.value - found.value > 0 else (0, 0)
 
 
-def _neighbour_table(solution: Solution, look: Look) -> RenderableType:
+def _neighbour_table(solution: Solution, look: Look) -> Part:
     """Where it ends: the last value that fits, the one after it, and as far as the expected bytes go."""
-    from rich.table import Table
+    from memsheet.report.screen.written.parts import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
+    table = Table(gap=2, show_header=True, header_style="bold")
     for name, numbers in neighbour_columns(solution, look):
         table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
     for cells in neighbour_rows(solution, look):
@@ -252,7 +251,7 @@ def neighbour_rows(solution: Solution, look: Look) -> Iterator[tuple[str, ...]]:
 
 def _deciding_component_text(solution: Solution, shown: Tried, look: Look) -> Text:
     """What takes the room where it ends, in words."""
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     lines = [_memory_breakdown_sentence(solution, shown, look)]
     if solution.beyond is not None:
@@ -352,7 +351,7 @@ def _curve_notes(curves: tuple[Curve, ...]) -> Iterator[str]:
 
 def _cluster_size_bars(curves: tuple[Curve, ...], look: Look) -> Text:
     """The largest model that fits a cluster of each size."""
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     most = max((point.parameters for curve in curves for point in curve.points), default=0)
     text = Text("Largest model that fits, in parameters\n", "bold", no_wrap=True)
@@ -367,4 +366,4 @@ def _cluster_size_bars(curves: tuple[Curve, ...], look: Look) -> Text:
             text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(
                 f"{bar} {format_parameter_count(size) if size else 'none'}\n", ""
             )
-    return text[:-1]
+    return text.cut(0, len(text.plain) - 1)

@@ -14,7 +14,7 @@ from memsheet.report.shared.words import INSTANTS
 from memsheet.timeline import Peak, Timeline, highest_peak
 
 if TYPE_CHECKING:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 ASCII = str.maketrans(
@@ -41,7 +41,7 @@ def render_sparkline(timeline: Timeline, look: Look, *, height: int = HEIGHT) ->
     Every column shows its largest event, so the peak is always there. Raises InputError for a timeline
     without a steady step.
     """
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     steady_step_window(timeline)  # there is a steady step
     top = highest_peak(timeline)
@@ -126,6 +126,4 @@ def _event_column_index(shown: tuple[Column, ...], event: int) -> int:
 
 def _ascii_text(text: Text) -> Text:
     """The same text, styles and all, in ASCII: every character stands for one."""
-    from rich.text import Text
-
-    return Text(text.plain.translate(ASCII), spans=list(text.spans), no_wrap=True)
+    return text.translated(ASCII)

@@ -48,8 +48,7 @@ from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Instant, Sheet, Wi
 from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 WIDE = 100
 PROFILED = len("torch's profiler ")
@@ -60,14 +59,14 @@ VERDICTS = {
 }  # fmt: skip
 
 
-def render_answer(answer: Answer, look: Look, curve: RenderableType | None = None) -> str:
+def render_answer(answer: Answer, look: Look, curve: Part | None = None) -> str:
     """The whole screen as text that ends in a newline. ``curve``: memory over the step, where it was
     traced.
     """
     return render_parts(_answer_sections(answer, look, curve), look)
 
 
-def _answer_sections(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator[RenderableType]:
+def _answer_sections(answer: Answer, look: Look, curve: Part | None) -> Iterator[Part]:
     sheet = deciding_sheet(answer)
     look = look_with_exact_digits(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
     died = out_of_memory_headline(answer, look)
@@ -181,7 +180,7 @@ def _peak_instant_phrase(sheet: Sheet) -> str:
 
 def question_summary(answer: Answer, look: Look) -> Text:
     """The question in one line: model, hardware, and every choice that matters."""
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     if step := step_of(answer):
         return Text.assemble("measure " if measured_of(answer) else "trace ", (step, "bold"))
@@ -292,12 +291,11 @@ def _beside_sheet(answer: Answer, sheet: Sheet, look: Look) -> str:
     return f"; {ends} with what is open and on no row"
 
 
-def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+def _peak_component_table(answer: Answer, sheet: Sheet, look: Look) -> Part:
     """What takes the room at the peak, as a table."""
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=True, header_style="bold")
+    table = Table(gap=1, show_header=True, header_style="bold")
     table.add_column("", no_wrap=True)
     wide = look.width >= WIDE
     when = "when it died, " if "died" in (answer.trace or {}) else "at the peak, " if wide else ""
@@ -349,7 +347,7 @@ def percent_share(part: int, whole: int) -> str:
 
 def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     """Sums that people quote, as text."""
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     return Text("\n".join(quoted_sums(answer, sheet, look)))
 
@@ -405,19 +403,16 @@ def _saved_elsewhere(sheet: Sheet) -> Iterator[str]:
         )
 
 
-def _all_items_table(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
+def _all_items_table(sheet: Sheet, answer: Answer, look: Look) -> Part:
     """Every item with its folded path at every instant."""
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     title = (
         f"Every item of {_deciding_rank_phrase(answer, sheet) or 'the rank'}, in {look.unit} at each "
         "instant's high-water mark"
     )
     table = Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
+        gap=1,
         title=Text(title),
         title_justify="left",
         title_style="bold",

@@ -22,7 +22,7 @@ from memsheet.report.shared.words import INSTANTS, component_name
 from memsheet.sheet import Witness
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 MIB, MB = 2**20, 10**6
 
@@ -32,13 +32,13 @@ def render_verification(found: Verification, look: Look) -> str:
     return render_parts(_verification_sections(found, look), look)
 
 
-def _verification_sections(found: Verification, look: Look) -> Iterator[RenderableType]:
+def _verification_sections(found: Verification, look: Look) -> Iterator[Part]:
     yield _verification_headline(found, look)
     for rung in found.rungs:
         yield _verification_run_block(rung, look)
 
 
-def _verification_headline(found: Verification, look: Look) -> RenderableType:
+def _verification_headline(found: Verification, look: Look) -> Part:
     word, style = (
         ("VERIFIED", "bold green")
         if found.holds
@@ -81,9 +81,8 @@ def _worst_term_phrases(term: Term | None, look: Look) -> Iterator[str]:
         )
 
 
-def _verification_run_block(rung: VerificationRun, look: Look) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
+def _verification_run_block(rung: VerificationRun, look: Look) -> Part:
+    from memsheet.report.screen.written.parts import Group, Text
 
     title = Text.assemble(
         (rung.name, "bold"),
@@ -103,10 +102,10 @@ def _verification_run_block(rung: VerificationRun, look: Look) -> RenderableType
     )
 
 
-def _rank_error_table(rung: VerificationRun, look: Look) -> RenderableType:
-    from rich.table import Table
+def _rank_error_table(rung: VerificationRun, look: Look) -> Part:
+    from memsheet.report.screen.written.parts import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(gap=2, header_style="dim")
     table.add_column("rank", no_wrap=True)
     for name in (*(witness.value for witness in Witness), "error"):
         table.add_column(name, justify="right", no_wrap=True)

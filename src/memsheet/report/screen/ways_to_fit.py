@@ -11,16 +11,16 @@ from memsheet.report.shared.look import Look
 from memsheet.report.shared.typed_changes import change_line
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 DIGITS = 2
 LLAMA_FLAGS = {"serving.gpu_layers": "-ngl", "serving.host_experts": "--n-cpu-moe"}
 """What llama.cpp itself calls them (common/arg.cpp)."""
 
 
-def ways_table(ways: Sequence[WayToFit], look: Look, task: str) -> RenderableType:
+def ways_table(ways: Sequence[WayToFit], look: Look, task: str) -> Part:
     """Each way with what it needs, and under it what to change on the command line."""
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     needs = [way_needs(way, look) for way in ways]
     wide = max(len(way.words) for way in ways)

@@ -215,3 +215,12 @@ def test_a_step_in_backward_needs_no_more_than_one_behind_it(tmp_path: Any, gpus
     text += '[training]\nlocal_batch_size = 1\nseq_len = 2048\n[activation_checkpoint]\nmode = "full"\n'
     (tmp_path / "train.toml").write_text(text)
     assert memsheet.check(tmp_path / "train.toml", gpus=gpus).result.value == result
+
+
+@pytest.mark.parametrize(("degree", "asked"), [(1, None), (2, True)])
+def test_asynchronous_tensor_parallelism_is_nothing_without_tensor_parallelism(
+    degree: int, asked: bool | None
+) -> None:
+    own = f"tensor_parallel_degree = {degree}\nenable_async_tensor_parallel = true\n"
+    found = reading(f"[training]\nseq_len = 64\n[parallelism]\n{own}")
+    assert (found.request.get("async_tp"), found.unmodelled) == (asked, ())

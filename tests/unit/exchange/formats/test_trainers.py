@@ -402,7 +402,7 @@ def test_the_older_spelling_of_bitsandbytes_quantizes(bits: int, more: dict[str,
         ({"do_train": None}, "do_train"), ({"stage": "dpo"}, "stage"), ({"upcast_layernorm": True}, "upcast_layernorm"), ({"use_unsloth": True}, "use_unsloth"),
         ({"enable_liger_kernel": True}, "enable_liger_kernel (RoPE, norms, SwiGLU)"), ({"use_badam": True}, "use_badam"), ({"shift_attn": True}, "shift_attn"),
         ({"quantization_bit": 4, "quantization_method": "hqq"}, "quantization_method"), ({"use_galore": True, "galore_layerwise": True}, "galore_layerwise"),
-        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size"), ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
+        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size"),
     ],
 )  # fmt: skip
 def test_what_llamafactory_does_that_nobody_accounts_is_told(changes: dict[str, Any], key: str) -> None:

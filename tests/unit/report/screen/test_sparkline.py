@@ -1,12 +1,11 @@
 """The sparkline: what it shows, in any width, in ASCII too."""
 
-import io
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from memsheet.errors import InputError
+from memsheet.report.screen.layout import render_parts
 from memsheet.report.screen.sparkline import HEIGHT, render_sparkline
 from memsheet.report.shared.look import Look
 from memsheet.sheet import Instant
@@ -62,18 +61,12 @@ def test_the_peak_is_said_in_words():
 
 
 def test_colour_adds_nothing_but_colour():
-    from rich.console import Console
-
-    def printed(**look):
-        file = io.StringIO()
-        Console(file=file, width=90, **look).print(render_sparkline(training(), Look(width=90)))
-        return file.getvalue()
-
     import re
 
-    coloured = printed(force_terminal=True, color_system="standard")
+    parts = [render_sparkline(training(), Look(width=90))]
+    coloured = render_parts(parts, Look(width=90, colour=True))
     assert "\x1b" in coloured
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == printed()
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render_parts(parts, Look(width=90))
 
 
 def test_names_are_printed_as_text():

@@ -27,6 +27,7 @@ from memsheet.exchange.formats.axolotl.rows import (
     plugin_list,
 )
 from memsheet.exchange.shared.file_format import Moved, Values
+from memsheet.exchange.shared.smoothed_losses import EMPTIES, NOISE, smoothing_moves
 from memsheet.exchange.shared.trainers import inside_moves, parse_switch
 from memsheet.late import late_functions
 from memsheet.sheet import Instant
@@ -98,8 +99,8 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     ), (False,)),
     WIDE: (False,), OTHER_KERNEL: (), "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,),
     "sdpa_varlen": (True,),  # without it packed rows have a mask of each pair of tokens
-    "activation_offloading": (False,), "ddp_bucket_cap_mb": (25,), "torch_empty_cache_steps": (), "gc_steps": (-1, 0), "rl": (),
-    "neftune_noise_alpha": (), "noisy_embedding_alpha": (), "unfrozen_parameters": ([],), "lisa_n_layers": (), "plugins": ([],),
+    "activation_offloading": (False,), "ddp_bucket_cap_mb": (25,), "gc_steps": (-1, 0), "rl": (),
+    "unfrozen_parameters": ([],), "lisa_n_layers": (), "plugins": ([],),
     "large_head_attention": ("sdpa",), "experts_implementation": (), "model_quantization_config": (), "trainer_cls": (),
     "lora_target_parameters": ([],), "lora_model_dir": ("",), "peft_layers_to_transform": ([],), "peft_layer_replication": ([],),
     "peft_trainable_token_indices": ([],), "peft_ensure_weight_tying": (False,), "gpu_memory_limit": (), "optim_target_modules": (),
@@ -160,6 +161,7 @@ def axolotl_implied_keys(values: Values) -> dict[str, Any]:
 def axolotl_moves(values: Values, asked: Values) -> Iterator[Moved]:
     """What kernels in place of a layer's own and of the loss save, and DeepSpeed's buckets inside."""
     yield from inside_moves(DEEPSPEED)(values, asked)
+    yield from smoothing_moves(values, asked)
     taken = {**values, **axolotl_implied_keys(values)}
     if fused := [at for at in KEEP_LESS if parse_switch(taken.get(at))]:
         again = parse_switch(values.get("gradient_checkpointing"))
@@ -284,7 +286,7 @@ KNOWN = frozenset({
         "final_state_dict_type", "transformer_layer_cls_to_wrap", "min_num_params",
     )),
     # what other keys have to switch on first, each of them told by name
-    *(f"{group}.*" for group in GROUPS), "trl.*", "vllm.*", "dpo_use_weighting", "dpo_label_smoothing", "precompute_ref_log_probs",
+    *NOISE, EMPTIES, *(f"{group}.*" for group in GROUPS), "trl.*", "vllm.*", "dpo_use_weighting", "dpo_label_smoothing", "precompute_ref_log_probs",
     "dpo_use_liger_kernel", "dpo_padding_free", "dpo_loss_type", "dpo_loss_weights", "dpo_beta", "rl_beta", "orpo_alpha", "simpo_gamma",
     "cpo_alpha", "kto_desirable_weight", "kto_undesirable_weight", "center_rewards_coefficient", "chunked_cross_entropy_num_chunks",
     "eaft_alpha", "eaft_k", "tiled_mlp_num_shards", "tiled_mlp_use_original_mlp", "scaling_softmax_factor", "scaling_softmax_bias",

@@ -24,6 +24,7 @@ from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.exchange.shared.config_commands import FACTORY_FILE, OF_SWIFT, OF_TORCHTUNE
 from memsheet.exchange.shared.file_format import Format, Moved, Values
 from memsheet.exchange.shared.frozen_towers import frozen_tower_moves
+from memsheet.exchange.shared.smoothed_losses import smoothing_moves
 from memsheet.exchange.shared.trainers import (
     cannot_offload,
     inside_moves,
@@ -66,6 +67,7 @@ def _factory_moves(values: Values, asked: Values) -> Iterator[Moved]:
     yield from inside_moves(DEEPSPEED)(values, asked)
     yield from whole_module_moves(values, asked)
     yield from frozen_layer_moves(values, asked)
+    yield from smoothing_moves(values, asked)
     tower, projector = (parse_switch(values.get(at, True)) for at in TOWERS)
     if tower and values.get("finetuning_type") == "full":
         yield from frozen_tower_moves(TOWERS[0], asked, whole=projector is True)

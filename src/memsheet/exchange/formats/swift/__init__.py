@@ -44,6 +44,7 @@ from memsheet.exchange.shared.config_commands import SWIFT_FILE
 from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, plan_word, read_format_values
 from memsheet.exchange.shared.packed_storage import packed_storage, storage_word
 from memsheet.exchange.shared.script_places import SCRIPT
+from memsheet.exchange.shared.smoothed_losses import smoothing_moves
 from memsheet.exchange.shared.trainers import (
     comma_separated_names,
     row_of,
@@ -224,7 +225,7 @@ def _with_answer(prompt: Any, values: Values) -> Any:
 TRAINER_BYTES = {
     at: TRANSFORMERS.unmodelled[at]
     for at in (
-        "auto_find_batch_size", "ddp_bucket_cap_mb", "ddp_static_graph", "parallelism_config", "torch_compile", "torch_empty_cache_steps", "use_cpu",
+        "auto_find_batch_size", "ddp_bucket_cap_mb", "ddp_static_graph", "parallelism_config", "torch_compile", "use_cpu",
     )
 }  # fmt: skip
 """The Trainer's own arguments among the command's flags, with bytes that nobody accounts."""
@@ -314,7 +315,8 @@ SHARE_OF_VLLM = 0.9
 
 
 def _swift_moves(values: Values, asked: Values) -> Iterator[Moved]:
-    """Its own vLLM, where that runs on the same cards."""
+    """Its own vLLM, where that runs on the same cards, and the Trainer's noise and smoothed labels."""
+    yield from smoothing_moves(values, asked)
     if values.get(SWITCH) is True and values.get(MODE) == "colocate":
         yield from colocated_moves(SHARE, values.get(SHARE, SHARE_OF_VLLM), asked)
 
@@ -338,10 +340,10 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     **TRAINER_BYTES, METHOD: METHODS[:2], "max_memory": (), "callbacks": (), "task_type": ("causal_lm",), "sequence_parallel_size": (1,), "use_galore": (False,), "lisa_activated_layers": (0,),
     "freeze_llm": (False,), "freeze_vit": (True,), "freeze_aligner": (True,), "freeze_parameters": (), "freeze_parameters_ratio": (0, 0.0),
     "freeze_parameters_regex": (), "trainable_parameters": (), "trainable_parameters_regex": (), "target_regex": (), "target_parameters": (),
-    "neftune_noise_alpha": (), "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
+    "deepspeed_autotp_size": (1,), "zero_hpz_partition_size": (),
     "gradient_checkpointing_kwargs": (), "optimizer": (), "device_map": (), "tuner_backend": ("peft",), "init_weights": ("true", True),
     "lora_ga_batch_size": (), "use_chunked_loss": (False,), "experts_impl": (), "init_strategy": (), "fsdp_config": (), "loss_type": (), "ref_model": (),
-    "reward_model": (), "teacher_model": (), "use_vllm": (False,), "label_smoothing_factor": (0, 0.0), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (), SPREAD: (),
+    "reward_model": (), "teacher_model": (), "use_vllm": (False,), "use_cpu_offload": (), "config_file": (), FSDP_FILE: (), INLINE: (), SPREAD: (),
 }  # fmt: skip
 FORMAT: Format = Format(
     name="swift", gradient_sync="last", file="train.sh", kind="shell", tested=VERSION, engines=TRANSFORMERS.engines, keys=KEYS, fixed=lambda _: {METHOD: "sft"},

@@ -16,6 +16,7 @@ from memsheet.exchange.formats.torchtitan.both import (
     QWEN3_FLAVORS,
     STEPS,
     is_count_above,
+    read_async_tensor_parallel,
     read_mixed_precision_param,
     read_reshard_policy,
 )
@@ -353,7 +354,9 @@ KEYS = (
     ),
     Key(at=ROUNDS, out=lambda a: a["@accumulation"] if a.get("mesh.pp", 1) > 1 else None, back=lambda *_: {}, source=f"{C}:231"),
     _config_switch_row("compile.enable", "compile", 297),
-    _config_switch_row("compile.enable_async_tensor_parallel", "async_tp", 299),
+    Key(
+        at="compile.enable_async_tensor_parallel", out=lambda a: bool(a.get("async_tp")), back=read_async_tensor_parallel, usual=False, source=f"{C}:299",
+    ),
     Key(at=f"{AC}.{CLASS}", out=_ac_config_class, back=_read_ac_config, usual="SelectiveAC.Config", source="trainer.py:101"),
     Key(
         at=f"loss.{CLASS}", out=lambda a: "ChunkedLossWrapper.Config" if a.get("loss") == "chunked" else "CrossEntropyLoss.Config", back=_read_loss_config,

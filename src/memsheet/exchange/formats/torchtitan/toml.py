@@ -14,6 +14,7 @@ from memsheet.exchange.formats.torchtitan.both import (
     QWEN3_FLAVORS,
     STEPS,
     is_count_above,
+    read_async_tensor_parallel,
     read_mixed_precision_param,
     read_reshard_policy,
 )
@@ -221,7 +222,10 @@ KEYS = (
         at=f"{P}.disable_loss_parallel", out=lambda a: True if a.get("mesh.tp", 1) > 1 and a.get("loss") == "plain" else None, back=_read_loss_parallel_switch,
         usual=False, source=f"{C}:298",
     ),
-    _toml_switch_row(f"{P}.enable_async_tensor_parallel", "async_tp", 301),
+    Key(
+        at=f"{P}.enable_async_tensor_parallel", out=lambda a: True if a.get("async_tp") else None, back=read_async_tensor_parallel, usual=False,
+        source=f"{C}:301",
+    ),
     Key(at=PP, says="mesh.pp", usual=1, source=f"{C}:304"),
     Key(at=f"{P}.pipeline_parallel_schedule", out=lambda _: None, back=_read_toml_schedule, usual="1F1B", source=f"{C}:329"),
     Key(at=SLICE, out=lambda _: None, back=lambda *_: {}, source=f"{C}:345"),

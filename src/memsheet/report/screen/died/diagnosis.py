@@ -18,7 +18,7 @@ from memsheet.report.shared.look import Look
 from memsheet.report.shared.words import INSTANTS
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 TITLES = {
     Cause.REAL_NEED: "a real need: more than is left",
@@ -45,7 +45,7 @@ def render_diagnosis(found: Diagnosis, look: Look) -> str:
     return render_parts(_diagnosis_sections(found, look), look)
 
 
-def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType]:
+def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[Part]:
     yield _diagnosis_headline(found, look)
     if found.found:
         lines = "\n".join(map(one_line, (found.because, *found.arithmetic)))
@@ -74,7 +74,7 @@ def _diagnosis_sections(found: Diagnosis, look: Look) -> Iterator[RenderableType
         yield labelled_row("Notes", "bold", map(one_line, found.notes), look, between="; ")
 
 
-def _diagnosis_headline(found: Diagnosis, look: Look) -> RenderableType:
+def _diagnosis_headline(found: Diagnosis, look: Look) -> Part:
     if not found.found:
         return labelled_row("NOTHING TO DIAGNOSE", "bold", (found.because,), look)
     if found.cause is not Cause.UNKNOWN:
@@ -138,12 +138,11 @@ def _printed_words(beside: Printed) -> str:
     return f"{beside.words} {size_words(beside.printed)}, predicted {predicted}{said}"
 
 
-def _cure_table(word: str, cures: list[Cure], look: Look) -> RenderableType:
+def _cure_table(word: str, cures: list[Cure], look: Look) -> Part:
     """Changes by number, each with what it may save, where it is written and whether it would have helped."""
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = Table(gap=2, show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

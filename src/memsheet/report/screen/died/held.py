@@ -14,14 +14,14 @@ from memsheet.report.screen.layout import labelled_row, one_line
 from memsheet.report.shared.look import Look
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memsheet.report.screen.written.parts import Part
 
 LINES, SHARE = 5, 50
 """Lines that are shown, and of what is live one part in so many that each must have."""
 LONGEST_LINE = 46
 
 
-def held_sections(held: SnapshotFacts, answer: Answer | None, look: Look) -> Iterator[RenderableType]:
+def held_sections(held: SnapshotFacts, answer: Answer | None, look: Look) -> Iterator[Part]:
     """The parts in order."""
     yield _held_table(held, answer, look)
     if held.steps:
@@ -36,12 +36,11 @@ def _size_words(size: int) -> str:
     return size_words(Interval(size, size))
 
 
-def _held_table(held: SnapshotFacts, answer: Answer | None, look: Look) -> RenderableType:
+def _held_table(held: SnapshotFacts, answer: Answer | None, look: Look) -> Part:
     """Components, the largest first, each with the lines that hold most of it."""
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = Table(gap=2, show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(overflow="fold")

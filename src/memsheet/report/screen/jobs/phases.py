@@ -33,9 +33,8 @@ from memsheet.report.shared.words import INSTANTS
 from memsheet.sheet import Sheet
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from memsheet.plan.device import Cluster
+    from memsheet.report.screen.written.parts import Part
 
 
 LEAST_REASON = 16
@@ -54,7 +53,7 @@ def render_job_limit(limit: JobLimit, look: Look) -> str:
     return render_parts(_limit_sections(limit, look), look)
 
 
-def _limit_sections(limit: JobLimit, look: Look) -> Iterator[RenderableType]:
+def _limit_sections(limit: JobLimit, look: Look) -> Iterator[Part]:
     share, largest = limit.what == SHARE, limit.largest
     if largest is None:
         word = "NO SHARE" if share else "NONE"
@@ -70,9 +69,7 @@ def _limit_sections(limit: JobLimit, look: Look) -> Iterator[RenderableType]:
     yield from _beyond_sections(label, limit.answer, limit.beyond, look)
 
 
-def _beyond_sections(
-    label: str, answer: Answer, beyond: Answer | None, look: Look
-) -> Iterator[RenderableType]:
+def _beyond_sections(label: str, answer: Answer, beyond: Answer | None, look: Look) -> Iterator[Part]:
     if beyond is not None and beyond.verdict is not None:
         sheet = deciding_sheet(beyond)
         size = sheet.device
@@ -83,7 +80,7 @@ def _beyond_sections(
 
 def _job_sections(
     answer: Answer, look: Look, helps: tuple[Help, ...] = (), doubt: str = ""
-) -> Iterator[RenderableType]:
+) -> Iterator[Part]:
     sheet = deciding_sheet(answer)
     look = look_with_exact_digits(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
     yield _job_headline(answer, sheet, look)
@@ -105,7 +102,7 @@ def _job_sections(
         yield labelled_row("Notes", "bold", ("\n".join(notes),), look)
 
 
-def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> Part:
     verdict, cluster, fullest = answer.verdict, answer.cluster, fullest_instant(sheet)
     where = f"most in {INSTANTS[fullest]}"
     if verdict is None or cluster is None:
@@ -135,19 +132,18 @@ def _job_headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     return labelled_row(word, style, phrases, look)
 
 
-def _help_table(helps: tuple[Help, ...], look: Look) -> RenderableType:
+def _help_table(helps: tuple[Help, ...], look: Look) -> Part:
     """Each change by itself: what to write, a flag a line where the screen is narrow, and what a card needs
     then.
     """
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     cells = [(words, *_needs_then(after, look), says) for words, says, after in helps]
     heads = ("What helps", "needs then", "", "because")
     narrow = _columns_width(heads, cells) > look.width
     if narrow:
         cells = [(words.replace(" --", "\n--"), need, told, says) for words, need, told, says in cells]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(gap=2, header_style="bold")
     longest = max(len(line) for words, *_ in cells for line in (heads[0], *words.split("\n")))
     beside = _columns_width(heads[1:3], [row[1:3] for row in cells]) + 4
     left = look.width - longest - beside
@@ -170,11 +166,10 @@ def _card_words(sheet: Sheet) -> str:
     return f"card {sheet.rank}" + (f" and {len(sheet.same_as)} more alike" if sheet.same_as else "")
 
 
-def _role_table(answer: Answer) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
+def _role_table(answer: Answer) -> Part:
+    from memsheet.report.screen.written.parts import Table, Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = Table(gap=2, show_header=False)
     for _ in range(2):
         table.add_column(overflow="fold")
     cards = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
@@ -184,11 +179,11 @@ def _role_table(answer: Answer) -> RenderableType:
     return table
 
 
-def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+def _phase_table(answer: Answer, sheet: Sheet, look: Look) -> Part:
     """A row a phase: where it is fullest, what a card holds there, what is left, and what each role has of
     it, below by itself where both beside one another are wider than the screen.
     """
-    from rich.console import Group
+    from memsheet.report.screen.written.parts import Group
 
     roles = tuple(dict.fromkeys(item.path.partition("/")[0] for item in sheet.items))
     told = answer.verdict.device if answer.verdict is not None else None
@@ -229,13 +224,12 @@ def _cell_table(
     *,
     left: int,
     title: str | None = None,
-) -> RenderableType:
+) -> Part:
     """A table of cells, the first ``left`` columns of words, the first bold where its row decides."""
-    from rich.table import Table
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Table, Text
 
     table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", title=title and Text(title), title_justify="left", title_style="bold"
+        gap=2, header_style="bold", title=Text(title) if title else None, title_justify="left", title_style="bold"
     )  # fmt: skip
     for number, name in enumerate(heads):
         table.add_column(name, justify="left" if number < left else "right", no_wrap=True)
@@ -244,9 +238,9 @@ def _cell_table(
     return table
 
 
-def _room_table(sheet: Sheet, look: Look) -> RenderableType:
+def _room_table(sheet: Sheet, look: Look) -> Part:
     """What takes the room where a card holds most, by role and component."""
-    from rich.table import Table
+    from memsheet.report.screen.written.parts import Table
 
     fullest = fullest_instant(sheet)
     sizes: dict[tuple[str, str], int] = {}
@@ -255,7 +249,7 @@ def _room_table(sheet: Sheet, look: Look) -> RenderableType:
             key = (item.path.partition("/")[0], item.component.value.replace("_", " "))
             sizes[key] = sizes.get(key, 0) + int(item.at[fullest].value)
     whole = sum(sizes.values())
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(gap=2, header_style="bold")
     table.add_column(f"in {INSTANTS[fullest]}", no_wrap=True)
     table.add_column("", no_wrap=True)
     for name in (look.unit, "share"):

@@ -34,8 +34,7 @@ from memsheet.report.shared.plans.waterfall_bars import (
 from memsheet.report.shared.plans.words import format_seconds
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
+    from memsheet.report.screen.written.parts import Text
     from memsheet.search.fixes.savings_story import Step
     from memsheet.search.train.heat_map import Cell, Heat
     from memsheet.search.train.rank import Ranking
@@ -61,7 +60,7 @@ def _render_chart_parts(parts: Sequence[Text], look: Look) -> str:
 
 
 def _chart_heading(title: str, under: str, look: Look) -> Text:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     words = textwrap.fill(title, look.width, break_on_hyphens=False)
     return Text(f"{words}\n", "bold", no_wrap=True).append(
@@ -75,7 +74,7 @@ def _chart_heading(title: str, under: str, look: Look) -> Text:
 def render_heat(heat: Heat, look: Look) -> str:
     """A map as a table; columns that a narrow screen has no room for follow below."""
     counts = " · ".join(f"{MARKS[result]} {NAMES[result]} {count}" for result, count in heat.counts().items())
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     short = (HOST,) if any(cell.host_short for cell in heat.cells.values()) else ()
     legend = Text(join_phrases((counts, "– no legal plan", *short, *heat.notes), look.width), no_wrap=True)
@@ -118,7 +117,7 @@ def _heat_map_block(
     columns: Sequence[int | str],
     sizes: tuple[int, int],
 ) -> Text:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     left, wide = sizes
     head = axis_words(heat.across.name)
@@ -150,7 +149,7 @@ def render_front(ranking: Ranking, look: Look) -> str:
     letters = {id(mark): chr(ord("a") + number) if number < 26 else "o" for number, mark in enumerate(listed)}
     heading = _chart_heading(front_title(ranking), front_under(ranking, TERMINAL), look)
     if not marks:
-        from rich.text import Text
+        from memsheet.report.screen.written.parts import Text
 
         return _render_chart_parts([heading, Text("no plan fits whose step can be timed")], look)
     best = tuple((("◆"), mark) for mark in marks if mark.best)
@@ -165,7 +164,7 @@ def render_front(ranking: Ranking, look: Look) -> str:
 
 
 def _front_scatter_text(ranking: Ranking, marks: Sequence[Mark], letters: dict[int, str], look: Look) -> Text:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     capacity = ranking.cluster.device.framework_bytes
     top, zero = look.room(capacity), f"0 {look.unit}"
@@ -200,7 +199,7 @@ def _front_scatter_text(ranking: Ranking, marks: Sequence[Mark], letters: dict[i
 
 
 def _front_plan_list(marks: Sequence[tuple[str, Mark]], look: Look) -> Text:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     text = Text(no_wrap=True)
     times = [format_seconds(mark.seconds) for _, mark in marks]
@@ -225,7 +224,7 @@ def render_waterfall(
     """Two lines for each change: its name, a bar, what the worst GPU needs at most, what it saves, a step's
     time; its flag, what it costs.
     """
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     bars = bars_of(steps, chosen)
     gives = f"│ {look.room(capacity_bytes)} a GPU gives"

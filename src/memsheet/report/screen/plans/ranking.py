@@ -36,8 +36,7 @@ from memsheet.search.train.rank import Ranking
 from memsheet.search.train.timed import Planned
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 FAMILIES, REASONS = 6, 3
 BILLION = 10**9
@@ -50,7 +49,7 @@ def render_plans(advice: Advice, look: Look, *, tokens: int | None = None) -> st
     return render_parts(_ranking_sections(advice, look, tokens), look)
 
 
-def _ranking_sections(advice: Advice, look: Look, tokens: int | None) -> Iterator[RenderableType]:
+def _ranking_sections(advice: Advice, look: Look, tokens: int | None) -> Iterator[Part]:
     ranking = advice.ranking
     best = ranking.plans[0] if ranking.plans else ranking.least
     if best is None:
@@ -95,7 +94,7 @@ def _ranking_advice_lines(advice: Advice, look: Look) -> Iterator[str]:
 
 
 def _advice_paragraph(lines: tuple[str, ...], look: Look) -> Text:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for line in lines))
 
@@ -193,14 +192,14 @@ UNTIMED = (
 )
 
 
-def _plan_ranking_table(ranking: Ranking, look: Look) -> RenderableType:
+def _plan_ranking_table(ranking: Ranking, look: Look) -> Part:
     table = plain_table(*ranking_columns(look))
     for cells in ranking_rows(ranking, look):
         table.add_row(*cells)
     return table
 
 
-def _unsure_table(ranking: Ranking, look: Look) -> RenderableType:
+def _unsure_table(ranking: Ranking, look: Look) -> Part:
     """The plans that may fit, the nearest to it first."""
     table = plain_table(
         ("low", "right"), (look.unit, "right"), ("high", "right"), ("plan that may fit", "left")
@@ -213,7 +212,7 @@ def _unsure_table(ranking: Ranking, look: Look) -> RenderableType:
     return table
 
 
-def _global_batch_table(advice: Advice, look: Look) -> RenderableType:
+def _global_batch_table(advice: Advice, look: Look) -> Part:
     """The best plan of each global batch that was looked at, where nobody named one."""
     table = plain_table(
         ("global batch", "right"),
@@ -240,7 +239,7 @@ def _ranked_step_time(ranking: Ranking, planned: Planned) -> str:
     return f"{'= ' if ranking.equals(planned) else ''}{format_seconds(planned.seconds)}"
 
 
-def _family_table(ranking: Ranking, look: Look) -> RenderableType:
+def _family_table(ranking: Ranking, look: Look) -> Part:
     """How plans may save memory, and what comes of it: the fastest that fits, or what the nearest lacks."""
     table = plain_table(
         ("what was tried", "left"),

@@ -26,8 +26,7 @@ from memsheet.search.serve.load import Holds, Served, format_latency
 from memsheet.units import format_count
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Part, Text
 
 REFUSED = 6
 COMPARED = 4
@@ -49,7 +48,7 @@ def render_serving(found: Deployment, look: Look) -> str:
     return render_parts(_deployment_sections(found, look), look)
 
 
-def _deployment_sections(found: Deployment, look: Look) -> Iterator[RenderableType]:
+def _deployment_sections(found: Deployment, look: Look) -> Iterator[Part]:
     best = found.plans[0]
     yield labelled_row(*serving_headline(found, look), look)
     yield _serving_load_text(found, look)
@@ -122,7 +121,7 @@ def _user_capacity_phrases(found: Deployment, best: Served) -> Iterator[str]:
 
 
 def _serving_load_text(found: Deployment, look: Look) -> Text:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     where, asked = serving_question(found)
     return Text.assemble("serve ", (found.model.name, "bold"), where).append(
@@ -146,14 +145,14 @@ def serving_question(found: Deployment) -> tuple[str, list[str]]:
     return f" on {found.cluster.count}×{found.cluster.device.name} by {found.engine}{version}", asked
 
 
-def _serving_plan_table(found: Deployment, look: Look) -> RenderableType:
+def _serving_plan_table(found: Deployment, look: Look) -> Part:
     """Every cut without stages, then the best of those with stages; the sizes are of the fullest GPU."""
     heads, rows = serving_heads(look), [*serving_rows(found, look)]
     table = plain_table(("", "left"), *((name, "right") for name in heads[1:-1]), ("holds", "left"))
     for place, (column, name) in enumerate(zip(table.columns, heads, strict=True)):
-        column.header = name
-        if place:  # figures stay whole where the name of a cut has to wrap
-            column.min_width = max(len(name), *(len(cells[place]) for cells in rows))
+        # figures stay whole where the name of a cut has to wrap
+        least = max(len(name), *(len(cells[place]) for cells in rows)) if place else 0
+        table.columns[place] = column._replace(header=name, min_width=least)
     for cells in rows:
         table.add_row(*cells)
     return table
@@ -268,7 +267,7 @@ def _weight_share_words(small: Served, large: Served) -> str:
 
 
 def _tradeoff_paragraph(lines: tuple[str, ...], look: Look) -> Text:
-    from rich.text import Text
+    from memsheet.report.screen.written.parts import Text
 
     return Text("\n".join(join_phrases(line.split(" "), look.width, between=" ") for line in lines))
 
@@ -296,7 +295,7 @@ def _cut_rejection_reason(found: Deployment, one: Served, look: Look) -> str:
     return "; ".join(reason.words for reason in one.reasons if reason.holds is Holds.NO)
 
 
-def _why_not(rejected: tuple[tuple[str, str], ...], look: Look) -> RenderableType:
+def _why_not(rejected: tuple[tuple[str, str], ...], look: Look) -> Part:
     table = plain_table(("what does not do", "left"), ("why", "left"))
     for name, why in rejected if look.full else rejected[:REFUSED]:
         table.add_row(name, one_line(why))

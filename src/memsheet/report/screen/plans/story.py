@@ -16,9 +16,7 @@ from memsheet.report.shared.words import flags_for
 from memsheet.search.train.space import OFFLOAD, Request
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
+    from memsheet.report.screen.written.parts import Part, Table
     from memsheet.search.advice import Advice, Replicas
     from memsheet.search.fixes.savings_story import Step
     from memsheet.search.train.families import Family
@@ -30,9 +28,9 @@ METHODS = {"lora": "LoRA, rank 16", "qlora": "QLoRA, nf4 base, rank 16"}
 
 def plain_table(*columns: tuple[str, str]) -> Table:
     """A table without lines; a column is (heading, right or left)."""
-    from rich.table import Table
+    from memsheet.report.screen.written.parts import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
+    table = Table(gap=2, show_header=True, header_style="bold")
     for name, side in columns:
         if side == "right":
             table.add_column(name, justify="right", no_wrap=True)
@@ -41,7 +39,7 @@ def plain_table(*columns: tuple[str, str]) -> Table:
     return table
 
 
-def story_table(advice: Advice, look: Look) -> RenderableType:
+def story_table(advice: Advice, look: Look) -> Part:
     """The questions in the order one asks them, what was done, and what came of it."""
     table = plain_table(
         ("step by step", "left"),
@@ -199,7 +197,7 @@ def _changed_flags(chosen: Planned, point: Point) -> str:
     return ", ".join((*([flags_for({**engine, **other})] if engine or other else []), *gone))
 
 
-def choices_table(advice: Advice, look: Look) -> RenderableType:
+def choices_table(advice: Advice, look: Look) -> Part:
     """What fits and what does not, by where the states are; then other things to train, and more GPUs."""
     table = plain_table(
         ("ways to make it fit", "left"),

@@ -109,7 +109,7 @@ def _widest_words(sheet: Sheet, room: int) -> str:
     told = f"{where} may take up to {format_bytes(int(most.high))} of the {format_bytes(room)} that are there"
     what = widest.path.replace("/", "'s ", 1)
     ends = f"{format_bytes(int(size.low))} to {format_bytes(int(size.high))}"
-    return f"{told}: {what} are {ends}" if size.low != size.high else told
+    return f"{told}: {what} takes {ends}" if size.low != size.high else told
 
 
 def role_rows(answer: Answer) -> Iterator[tuple[str, str]]:
