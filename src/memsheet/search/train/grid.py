@@ -97,7 +97,11 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
 
     Raises OverflowError as ``account_plan_grid`` does.
     """
-    legal = legal_plans(spaces)
+    return account_legal_plans(legal_plans(spaces))
+
+
+def account_legal_plans(legal: LegalPlans) -> list[Grid]:
+    """Legal plans with their bytes, by space."""
     return grids_of_pieces(legal, graded_pieces(legal, range(len(legal.pieces))))
 
 
@@ -310,6 +314,10 @@ class _Places(dict[Hashable, tuple[PipelineRank, ...]]):
         if found is None:
             found = self[key] = placed_in(stratum.space.model, stratum.plan)
         return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process finds them again, which takes less than to read them."""
+        return _Places, ()
 
 
 def _grade_pieces(
