@@ -14,8 +14,10 @@ import pytest
 
 import memsheet
 from memsheet import processes
+from memsheet.plan.dtypes import BY_NAME
 from memsheet.processes import may_fork, share_out
 from memsheet.report.json.plans import plans_document
+from memsheet.resolve import resolve_request
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux alone")
 
@@ -117,8 +119,13 @@ def test_no_copy_outlives_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_search_that_is_shared_out_finds_what_it_finds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the byte, though what copies found was pickled: a run of all tests shares nothing out."""
+@pytest.mark.parametrize("engine", ["fsdp2", None])
+def test_a_search_that_is_shared_out_finds_what_it_finds_alone(
+    engine: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, though what copies found was pickled: a run of all tests shares nothing out. Of every
+    engine: their legal plans are found by copies, too.
+    """
     forks, fork = list[int](), processes._fork
 
     def forked() -> int:
@@ -127,7 +134,7 @@ def test_a_search_that_is_shared_out_finds_what_it_finds_alone(monkeypatch: pyte
 
     def document(most: int) -> dict[str, Any]:
         monkeypatch.setattr(processes, "MOST", most)
-        ranked = memsheet.plan("llama-tiny", gpus="2xA100-80GB", engine="fsdp2", seq_len=512, global_batch=4)
+        ranked = memsheet.plan("llama-tiny", gpus="2xA100-80GB", engine=engine, seq_len=512, global_batch=4)
         return plans_document(ranked, seconds=0.0)
 
     monkeypatch.setattr(processes, "usable_processors", lambda: 3)
@@ -136,3 +143,13 @@ def test_a_search_that_is_shared_out_finds_what_it_finds_alone(monkeypatch: pyte
     assert not forks
     assert document(3) == alone
     assert forks
+
+
+@pytest.mark.usefixtures("alone")
+def test_formats_of_a_plan_that_a_copy_resolved_are_those_that_formulas_ask_for() -> None:
+    """Formulas ask which format it is, not what it is like."""
+    request = {"task": "train", "engine": "fsdp2", "seq_len": 512}
+    for one in share_out([partial(resolve_request, request, None) for _ in range(6)], most=3):
+        for name in ("parameters", "compute", "gradients"):
+            dtype = getattr(one.plan.precision, name)
+            assert dtype is BY_NAME[dtype.name]

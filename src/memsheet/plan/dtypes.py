@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memsheet.arith import Count, ceil_div
-from memsheet.frozen import dataclass
+from memsheet.frozen import dataclass, field_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,12 @@ class DType:
         for scale in self.scales:
             size = size + ceil_div(ceil_div(elements, scale.block) * scale.bits, 8)
         return size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A known format is itself when it comes back from another process: formulas ask which one it is."""
+        if BY_NAME.get(self.name) is self:
+            return dtype_named, (self.name,)
+        return DType, tuple(field_values(self))
 
 
 IEEE = "IEEE 754 / format definition"

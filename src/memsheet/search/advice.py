@@ -124,9 +124,9 @@ def training_advice(
     pinned = any(asked.get(key) for key in ("optimizer.name", *OFFLOAD))
     strains = ranking_strains_memory(ranking) and method == "full" and not pinned
     methods = list(_other_methods(asked)) if strains else []
-    tasks: list[Callable[[], Any]] = [
-        *(partial(_adapter_method_plan, ranking, asked, name, names, scaled) for name in methods),
+    tasks: list[Callable[[], Any]] = [  # the longest first: others are done beside it
         *([partial(_smallest_larger_cluster, ranking, asked, names, scaled)] if strains else ()),
+        *(partial(_adapter_method_plan, ranking, asked, name, names, scaled) for name in methods),
         partial(story_steps, model, cluster, asked, chosen, scaled),
         partial(_fastest_replicas, ranking, scaled),
         partial(_undone_savings, ranking, chosen, scaled),
@@ -137,8 +137,8 @@ def training_advice(
         story=story,
         replicas=replicas,
         undone=undone if ranking.plans else (),
-        methods=tuple(others[: len(methods)]),
-        more=others[-1] if strains else None,
+        methods=tuple(others[len(others) - len(methods) :]),
+        more=others[0] if strains else None,
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from memsheet.plan.dtypes import BY_NAME, GGUF, dtype_named, grouped_int
@@ -77,3 +80,12 @@ def test_a_smaller_group_carries_more_scales() -> None:
 def test_every_format_says_where_its_layout_comes_from() -> None:
     assert [name for name, dtype in BY_NAME.items() if not dtype.source] == []
     assert all(dtype.name == name for name, dtype in BY_NAME.items())
+
+
+def test_a_known_format_that_was_pickled_or_copied_is_itself():
+    """Formulas ask which one it is: what comes back from another process has to answer the same."""
+    for dtype in BY_NAME.values():
+        assert pickle.loads(pickle.dumps(dtype)) is dtype
+        assert copy.deepcopy(dtype) is dtype
+    of_a_model = grouped_int(3, 32, zero_bits=3, name="gptq-int3")
+    assert pickle.loads(pickle.dumps(of_a_model)) == of_a_model

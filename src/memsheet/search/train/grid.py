@@ -97,7 +97,11 @@ def account_plan_grids(spaces: Sequence[Space]) -> list[Grid]:
 
     Raises OverflowError as ``account_plan_grid`` does.
     """
-    legal = legal_plans(spaces)
+    return account_legal_plans(legal_plans(spaces))
+
+
+def account_legal_plans(legal: LegalPlans) -> list[Grid]:
+    """Legal plans with their bytes, by space."""
     return grids_of_pieces(legal, graded_pieces(legal, range(len(legal.pieces))))
 
 
@@ -141,30 +145,57 @@ def graded_pieces(legal: LegalPlans, numbers: Iterable[int]) -> GradedPieces:
     tasks = [partial(_grade_batches, legal, batches) for batches in _batches_a_task(chosen)]
     known = (*legal.spaces, *map(stratum_of_piece, chosen.values()))
     graded: dict[int, Sequence[Graded]] = {}
-    for own, refused in share_out(tasks, known):
-        graded.update(own)
-        for batch, reasons in refused.items():
-            legal.tallies[batch].refused.update(reasons)
+    refused: dict[int, Mapping[int, Counter[str]]] = {}
+    for own, reasons in share_out(tasks, known):
+        graded |= own
+        refused |= reasons
+    for number in sorted(refused):
+        for batch, reasons_of_batch in refused[number].items():
+            legal.tallies[batch].refused.update(reasons_of_batch)
     return graded
 
 
 def _batches_a_task(pieces: Mapping[int, Piece]) -> Iterator[list[list[int]]]:
-    """Batches that are accounted one after another by one process, those of the same shape together."""
+    """Batches that are accounted one after another by one process, those of the same shape together, and of
+    these those that have the same layers, which are made once then.
+    """
     for batches in _batches_by_shape(pieces):
-        for first in range(0, len(batches), BATCHES_A_TASK):
-            yield batches[first : first + BATCHES_A_TASK]
+        kin: dict[str, list[list[int]]] = {}
+        for batch in batches:
+            kin.setdefault(_choices_of_layers(stratum_of_piece(pieces[batch[0]])), []).append(batch)
+        task = list[list[int]]()
+        for alike in kin.values():
+            if task and len(task) + len(alike) > BATCHES_A_TASK:
+                yield task
+                task = []
+            task = [*task, *alike]
+        yield task
+
+
+CHOICES_OF_STATES = frozenset({"zero", "optimizer.name", "offload.optimizer", "offload.parameters"})
+"""Choices of which layers know nothing (``layers_of_plan``): they say how states are kept and divided."""
+
+
+def _choices_of_layers(stratum: Stratum) -> str:
+    return str(sorted(item for item in stratum.request.items() if item[0] not in CHOICES_OF_STATES))
+
+
+Refusals = Mapping[int, Mapping[int, Counter[str]]]
+"""By the number of a batch's first piece, and by global batch, what is refused and why."""
 
 
 def _grade_batches(
     legal: LegalPlans, batches: Sequence[Sequence[int]]
-) -> tuple[dict[int, Sequence[Graded]], Mapping[int, Counter[str]]]:
-    """Some batches with their bytes, and by global batch what is refused of them."""
+) -> tuple[dict[int, Sequence[Graded]], Refusals]:
+    """Some batches with their bytes, and what is refused of them."""
     graded: dict[int, Sequence[Graded]] = {}
-    tallies = {batch: Tally() for batch in legal.tallies}
+    refused: dict[int, Mapping[int, Counter[str]]] = {}
     for batch in batches:
+        tallies = {each: Tally() for each in legal.tallies}
         own = [legal.pieces[number] for number in batch]
         graded.update(zip(batch, _grade_pieces(own, legal.places, tallies), strict=True))
-    return graded, {batch: tally.refused for batch, tally in tallies.items()}
+        refused[batch[0]] = {each: tally.refused for each, tally in tallies.items() if tally.refused}
+    return graded, refused
 
 
 def grids_of_pieces(legal: LegalPlans, graded: GradedPieces) -> list[Grid]:
@@ -310,6 +341,10 @@ class _Places(dict[Hashable, tuple[PipelineRank, ...]]):
         if found is None:
             found = self[key] = placed_in(stratum.space.model, stratum.plan)
         return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process finds them again, which takes less than to read them."""
+        return _Places, ()
 
 
 def _grade_pieces(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from heapq import nsmallest
 from typing import Any
 
@@ -21,10 +22,11 @@ from memsheet.plan.device import Cluster
 from memsheet.plan.engine_registry import find_engine
 from memsheet.plan.hardware import emulated_bf16
 from memsheet.plan.model import ModelSpec
+from memsheet.processes import share_out
 from memsheet.search.progress import tell_progress
 from memsheet.search.train.cloud import time_memory_points
 from memsheet.search.train.families import Family, families_of
-from memsheet.search.train.grid import Grid, account_plan_grids
+from memsheet.search.train.grid import Grid, LegalPlans, account_legal_plans, legal_plans
 from memsheet.search.train.lattice import Array
 from memsheet.search.train.space import OFFLOAD, Request, Space, space_of
 from memsheet.search.train.strata import Stratum, reason_of
@@ -233,31 +235,57 @@ def search_global_batches(
     """All plans of some engines at each of some global batches, which are accounted together. ``tells``: how
     far the first of them is.
     """
-    found = [NOTHING_SEARCHED] * len(batches)
-    for engine in engines:
-        own = [{**request, "global_batch": batch, "engine": engine} for batch in batches]
-        for place, grid in enumerate(_grids_of_requests(model, cluster, own)):
+    found, names = [NOTHING_SEARCHED] * len(batches), tuple(engines)
+    spaces = [
+        _spaces_of_requests(
+            model, cluster, [{**request, "global_batch": batch, "engine": engine} for batch in batches]
+        )
+        for engine in names
+    ]
+    for engine, own, legal in zip(names, spaces, _legal_plans_of_engines(spaces), strict=True):
+        for place, grid in enumerate(_grids_of_spaces(own, legal)):
             found[place] = with_engine_searched(found[place], engine, grid, scaled)
         if tells and engine in found[0].grids:
             tell_progress(lambda: _found_so_far(engine, found[0]))  # noqa: B023 it is called at once
     return found
 
 
-def _grids_of_requests(
-    model: ModelSpec, cluster: Cluster, requests: Iterable[Request]
-) -> Iterator[Grid | InputError]:
-    """The plans of each of some requests that differ in their global batch alone, or why there are none."""
+Spaces = Sequence[Space | InputError]
+"""The spaces of some requests to one engine that differ in their global batch alone, or why one has none."""
+
+
+def _spaces_of_requests(model: ModelSpec, cluster: Cluster, requests: Iterable[Request]) -> Spaces:
     spaces = list[Space | InputError]()
     for request in requests:
         try:
             spaces.append(space_of(model, cluster, request))
         except InputError as error:
             spaces.append(error)
-    known = [space for space in spaces if isinstance(space, Space)]
+    return spaces
+
+
+def _legal_plans_of_engines(engines: Sequence[Spaces]) -> list[LegalPlans | InputError]:
+    """The legal plans of each engine, shared out over processes, or why it has none."""
+    known = [[space for space in spaces if isinstance(space, Space)] for spaces in engines]
+    held = [one for spaces in known for space in spaces for one in (space, space.model, space.cluster)]
+    return share_out([partial(_legal_plans_or_error, spaces) for spaces in known], held)
+
+
+def _legal_plans_or_error(spaces: Sequence[Space]) -> LegalPlans | InputError:
     try:
-        grids: Iterator[Grid | InputError] = iter(account_plan_grids(known))
+        return legal_plans(spaces)
     except InputError as error:
-        grids = iter([error] * len(known))
+        return error
+
+
+def _grids_of_spaces(spaces: Spaces, legal: LegalPlans | InputError) -> Iterator[Grid | InputError]:
+    """The plans of each space, or why there are none."""
+    try:
+        if isinstance(legal, InputError):
+            raise legal
+        grids: Iterator[Grid | InputError] = iter(account_legal_plans(legal))
+    except InputError as error:
+        grids = iter([error] * len(spaces))
     return (space if isinstance(space, InputError) else next(grids) for space in spaces)
 
 
@@ -442,17 +470,28 @@ def _best_plan_per_engine(
     plans: tuple[Planned, ...],
     orders: Mapping[str, list[tuple[Timed, int]]],
 ) -> Iterator[Planned]:
-    """The best plan of each engine, of the orders in which they are looked at; those that are among the best
-    of all are not accounted again.
+    """The best plan of each engine, of the orders in which they are looked at, shared out over processes;
+    those that are among the best of all, or the first of their engine and fit, are not accounted again.
     """
-    for engine, order in orders.items():
-        best = next((plan for plan in plans if plan.request["engine"] == engine), None)
-        own = [one for one in timed if one.engine == engine and not order]
-        found = best or next(
-            iter(_fitting_plans_in_order(order, cluster, 1) or _simplest_fitting_plans(own, cluster, 1)), None
-        )
-        if found is not None:
-            yield found
+    found = {
+        engine: next((plan for plan in plans if plan.request["engine"] == engine), None)
+        or next(iter(_fitting_plans_in_order(order[:1], cluster, 1)), None)
+        for engine, order in orders.items()
+    }
+    rest = [engine for engine, best in found.items() if best is None]
+    tasks = [partial(_best_plan_of_engine, timed, cluster, engine, orders[engine]) for engine in rest]
+    found |= zip(rest, share_out(tasks, (cluster, *(one.space.model for one in timed))), strict=True)
+    return (best for best in found.values() if best is not None)
+
+
+def _best_plan_of_engine(
+    timed: list[Timed], cluster: Cluster, engine: str, order: list[tuple[Timed, int]]
+) -> Planned | None:
+    """The first of an order that fits; the simplest that does where no step is timed."""
+    own = [one for one in timed if one.engine == engine and not order]
+    return next(
+        iter(_fitting_plans_in_order(order, cluster, 1) or _simplest_fitting_plans(own, cluster, 1)), None
+    )
 
 
 def plan_offloads(choice: Request) -> bool:

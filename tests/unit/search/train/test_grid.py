@@ -18,6 +18,8 @@ from memsheet import catalog
 from memsheet.account import account_rank
 from memsheet.budget import Result, budget_of, host_shortage, judge_sheets
 from memsheet.errors import InputError
+from memsheet.formulas.alike_rows import PlanCode, plan_code
+from memsheet.formulas.layers_of_plan import plan_of_layers
 from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.hardware import unsupported_choices
 from memsheet.plan.model import ModelSpec
@@ -30,8 +32,10 @@ from memsheet.search.train.grid import (
     Grid,
     account_plan_grid,
     account_plan_grids,
+    legal_plans,
     one_plan,
     result_masks,
+    stratum_of_piece,
 )
 from memsheet.search.train.lattice import Tally, legal_count_rows
 from memsheet.search.train.space import Space, divisors, space_of
@@ -308,6 +312,24 @@ def test_global_batches_searched_together_are_those_searched_alone(seed: int) ->
         assert together.plans
         assert bytes_of_requests(together) == bytes_of_requests(alone)
         assert together.refused == alone.refused
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
+def test_one_process_makes_the_layers_that_plans_share(engine: str) -> None:
+    """Every batch is in one task, and of those of as many plans the ones that have the same layers are in the
+    same.
+    """
+    space = space_of(model(), cluster(8), {"engine": engine, "seq_len": 512, "global_batch": 16})
+    pieces = dict(enumerate(legal_plans([space]).pieces))
+    tasks = list(searching._batches_a_task(pieces))
+    assert sorted(number for task in tasks for batch in task for number in batch) == list(pieces)
+    makers: dict[tuple[PlanCode, ...], set[int]] = {}
+    for maker, task in enumerate(tasks):
+        for batch in task:
+            plans = (plan_of_layers(stratum_of_piece(pieces[number]).plan) for number in batch)
+            makers.setdefault(tuple(map(plan_code, plans)), set()).add(maker)
+    assert all(len(own) == 1 for own in makers.values())
+    assert len(makers) < len(pieces) / 2
 
 
 @pytest.mark.parametrize("pipeline", [{"mesh.pp": 2}, {"mesh.pp": 4, "mesh.vpp": 3}])
