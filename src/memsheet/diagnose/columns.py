@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from memsheet.frozen import NamedTuple
 
 _NAME = re.compile(r"[A-Za-z_#%][^\d\n]{0,39}(?:\d?[^\d\n]{0,20})?$")
+_OF_RUN = re.compile(r"[\w .:()-]{1,80}[ /.][A-Za-z_/.]{0,30}gpu[\w./ -]{1,40}$", re.IGNORECASE)
+"""A metric of a card behind the name of its run, whose digits make it no figure."""
 _RULE = re.compile(r"[\s|+:=─━┼├┤╪╞╡┿-]{3,}$")
 _NUMERIC = re.compile(
     r"[-+]?\d[\d.,e+-]{0,24}(?:\s?(?:[KMGT]i?B?|%|s|ms|it/s))?$|(?:nan|None|-|N/A)$", re.IGNORECASE
@@ -43,7 +45,8 @@ def _column_names(line: str) -> list[str]:
     cells = table_cells(line)
     fits = FEWEST_CELLS <= len(cells) <= MOST_CELLS
     distinct = len(set(cells)) == len(cells)
-    return cells if fits and distinct and all(_NAME.match(cell) for cell in cells) else []
+    named = fits and distinct and all(_NAME.match(cell) or _OF_RUN.match(cell) for cell in cells)
+    return cells if named else []
 
 
 def _row_of(line: str, names: Sequence[str]) -> dict[str, str] | None:

@@ -23,6 +23,7 @@ from memsheet.diagnose.messages import (
     other_devices,
     other_runtimes,
     other_servers,
+    retold,
     schedulers,
     sglang,
     step_lines,
@@ -63,6 +64,8 @@ def failing_messages(log: Log) -> tuple[int, list[Message]]:
         *messages_of(log, (*OWN_FORMS, *STAND_INS, *FORMS)),
         *host.killed_lines(log),
     ]
+    if all(each.judge is None and "asked" not in each.facts for each in found):
+        found += retold.retold_messages(log)
     found.sort(key=lambda each: each.line)
     lasting = [each for each in found if not (_was_caught(each, log) or host.is_said_not_to_be(each, log))]
     sized = [

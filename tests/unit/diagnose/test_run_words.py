@@ -568,3 +568,33 @@ def test_a_system_is_heard_where_people_name_it(said: str, windows: bool) -> Non
     room = modern("128.00 MiB", "23.99 GiB", "9.80 GiB", "14.19 GiB", "13.10 GiB", "194.56 MiB")
     changes = {cure.change for cure in found_in(said, room).cures}
     assert ("a larger page file" in changes) is windows
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("1800 steps ran, samples are usually 900-1100 tokens. At step 1807 came one of 16,384 tokens and it died:", Cause.REGIME_CHANGE),
+        ("Обучение шло 1800 шагов, длина примеров обычно 900-1100 токенов. На шаге 1807 попался пример 16384 токена и всё упало:", Cause.REGIME_CHANGE),
+        ("训练了 1800 步，样本一般是 1000 tokens。第 1807 步遇到一个 16384 tokens 的样本就爆了：", Cause.REGIME_CHANGE),
+        ("1800 steps ran, samples are usually 900-1100 tokens. At step 1807 came one of 1,200 tokens and it died:", Cause.REAL_NEED),
+        ("Samples are usually 1000 tokens and max_length is 16384 tokens, it died at step 3:", Cause.REAL_NEED),
+    ],
+)  # fmt: skip
+def test_a_sample_of_far_more_tokens_than_are_said_to_be_usual_is_another_regime(
+    said: str, cause: Cause
+) -> None:
+    message = modern("9.28 GiB", "79.15 GiB", "4.40 GiB", "74.74 GiB", "72.11 GiB", "1.40 GiB")
+    assert diagnose_texts({"log": f"{said}\n{message}"}).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("forward and backward of the first step run, it dies in optimizer.step():", Cause.REGIME_CHANGE),
+        ("첫 번째 스텝의 forward/backward 는 잘 되는데 optimizer.step() 에서 죽습니다.", Cause.REGIME_CHANGE),
+        ("the first 500 steps run, then it dies in optimizer.step():", Cause.REAL_NEED),
+    ],
+)
+def test_a_first_update_is_heard_across_clauses(said: str, cause: Cause) -> None:
+    message = modern("224.00 MiB", "47.53 GiB", "101.00 MiB", "47.42 GiB", "46.60 GiB", "88.00 MiB")
+    assert diagnose_texts({"log": f"{said}\n{message}"}).cause is cause

@@ -19,7 +19,7 @@ from memsheet.diagnose.messages.holders import (
     without_holders,
 )
 from memsheet.diagnose.messages.llama_cpp import refused_call
-from memsheet.diagnose.messages.nvidia_smi import Table, card_table
+from memsheet.diagnose.messages.nvidia_smi import Table, card_table, process_called
 from memsheet.diagnose.messages.other_servers import refused_runtime
 from memsheet.diagnose.messages.sglang import pool_facts
 from memsheet.diagnose.messages.stated import share_called, smaller_share, stated_share
@@ -244,7 +244,9 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
 def _holder_words(table: Table) -> str:
     """The largest processes of a table, by number, name and bytes."""
     largest = sorted(table.processes, key=lambda each: -each[2].middle)[:3]
-    return ", ".join(f"process {pid} ({table.names[pid]}) {size_words(size)}" for _, pid, size in largest)
+    return ", ".join(
+        f"{process_called(pid, table.names[pid])} {size_words(size)}" for _, pid, size in largest
+    )
 
 
 _OF_RUNTIME = re.compile(r"TensorRT-LLM|tensorrt_llm|\btrtllm|free_gpu_mem(?:ory)?_fraction")

@@ -328,7 +328,7 @@ STAND_INS = (
 )  # fmt: skip
 """What speaks for a request before it whose message is cut before its figures."""
 FORMS = (
-    Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
+    Form("guard", re.compile(rf"(?:stopped|aborted)duetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("length", re.compile(r"Notenoughmemorytohandle`?max_total_tokens`?=(?P<count>\d{1,9})"), _refused_length),
     Form("request", re.compile(r"cacheoutofmemory,norequestcanbeadmitted"), _refused_head),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,120}?outofmemory"), _refused_turbomind),

@@ -20,7 +20,7 @@ SIGNS = (
     b"exceeded limit", b"exceeds job hard limit", b"TERM_MEMLIMIT", b"TERM_SWAP", b"memory limits.", b"Memory limit exceeded", b"Java heap space",
     b"GC overhead limit", b"heap out of memory", b"memory budget", b"all available RAM", b"more memory than is available",
     b"memorystatus: killing", b"on signal 9", b"signal 9 (Kill", b"Killed signal", b"max locked memory", b"ibv_reg_mr", b"-byte buffer (after",
-    b"State: OUT_OF_MEMORY", b"OUT_OF_ME+", b"by the OOM killer", b"exceeded request_memory", b"due to memory usage",
+    b"OUT_OF_MEMORY", b"OUT_OF_ME+", b"by the OOM killer", b"exceeded request_memory", b"due to memory usage",
     b"cannot allocate vector", b"ArrowMemoryError", b"CPU Memory", b"Fail to alloc memory", b"ObjectStoreFullError", b"Too large swap space", b"LLVM ERROR: out of memory",
 )  # fmt: skip
 KIND = "scheduler"
@@ -52,15 +52,24 @@ _LIMIT = "the batch system ended the job at its limit of host memory"
 _JVM = "a Java process's heap is full, which is the host's memory"
 _OVERHEAD = _more("spark.executor.memoryOverhead")
 
+_MORE_THAN_ASKED = (
+    r"(?:kill|terminat|cancel|abort|stopp|ended)\w{0,40}?\S{0,60}?(?:us(?:ed|ing|es)more|exceed\w{0,3})(?!\S{0,30}?(?:GPU|VRAM))\S{0,30}?(?:memory|RAM)\S{0,20}?(?:than|you|that|its|the)?\S{0,30}?(?:request|reserv|ask|limit|alloc)"
+    r"|mehr(?:Arbeits|Haupt)speicher\S{0,40}?alsangefordert|plusdemémoirequ\S{0,20}?(?:demandé|réservé)|másmemoriadelaque\S{0,20}?(?:solicit|pid)|maismemóriadoque\S{0,20}?(?:solicit|ped)"
+    r"|(?:内存|記憶體)\S{0,10}?超(?:出|过|過)\S{0,6}?(?:申请|申請|请求)"
+)  # fmt: skip
+"""How the people of a cluster write that a job took more of the host's memory than it had asked for."""
+
 FORMS = (
     Form(KIND, re.compile(rf"jobkilled:p?v?mem(?P<used>{NUMBER})(?:b|(?=exceeded))exceededlimit(?P<allowed>{NUMBER})"), _beyond_limit, {"used": "bytes", "allowed": "bytes"}),
     Form(KIND, re.compile(rf"jobkilled:p?v?mem(?P<used>{NUMBER})kbexceededlimit(?P<allowed>{NUMBER})kb"), _beyond_limit, {"used": "kB", "allowed": "kB"}),
     Form(KIND, re.compile(r"Cgroupmem(?:ory)?limitexceeded"), _limit_reached(_LIMIT, _more("the job's memory request"))),
     Form(KIND, re.compile(rf"exceedsjobhardlimit\"?(?:h_vmem|h_rss|h_data)\"?(?:\S{{0,80}}?\((?P<used>{NUMBER})>limit:(?P<allowed>{NUMBER})\))?"), _beyond_limit, {"used": "bytes", "allowed": "bytes"}),
     Form(KIND, re.compile(r"TERM_(?:MEMLIMIT|SWAP):"), _limit_reached(_LIMIT, _more("bsub -M and -R rusage[mem=N]"))),
-    Form(KIND, re.compile(r"State:OUT_OF_MEMORY|OUT_OF_ME\+"), _limit_reached(_LIMIT, _more("#SBATCH --mem=N"))),
+    Form(KIND, re.compile(r"(?<![A-Z_])OUT_OF_MEMORY(?![A-Z_])|OUT_OF_ME\+"), _limit_reached(_LIMIT, _more("#SBATCH --mem=N"))),
     Form(KIND, re.compile(r"memoryusageexceededrequest_memory"), _limit_reached(_LIMIT, _more("request_memory"))),
     Form(KIND, re.compile(r"ContainerkilledbyYARNforexceeding(?:physical|virtual)?memorylimits"), _limit_reached("a container of YARN went over its limit of host memory", _OVERHEAD)),
+    Form(KIND, re.compile(r"Memorylimitof(?P<allowed>\d{1,9})(?P<allowed_unit>[MG]iB)exceededwith(?P<used>\d{1,9})(?P<used_unit>[MG]iB)used"), _beyond_limit),
+    Form(KIND, re.compile(_MORE_THAN_ASKED, re.IGNORECASE), _limit_reached(_LIMIT, _more("the job's memory request"))),
     Form(KIND, re.compile(r"Memorylimitexceeded\(\d{1,6}[KMGT]i?B?\)"), _limit_reached("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"Containerkilledduetomemoryusage"), _limit_reached("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"(?:killedbytheOOMkiller(?!duetohighmemoryusage)|withresult'oom-kill')"), _limit_reached("the kernel killed a process of a service as host memory ran out", _more("MemoryMax"))),
