@@ -18,6 +18,7 @@ _NUMERIC = re.compile(
 )
 _UNIT = re.compile(r"(?:^|[(\[ ,_])([GM]i?B)(?![A-Za-z])", re.IGNORECASE)
 _BRACKETS = re.compile(r"[\[\](),]")
+_MARKS = ("|", "│", "\t", ";", ",")
 FEWEST_CELLS, MOST_CELLS, MOST_ROWS, LONGEST = 2, 40, 2_000, 600
 
 
@@ -31,7 +32,7 @@ class Row(NamedTuple):
 def table_cells(line: str) -> list[str]:
     """A line's cells: by bars, commas or tabs where it has any, else by spaces, wide ones first."""
     bare = line.strip().strip("|│┃").strip()
-    for mark in ("|", "│", "\t", ";", ","):
+    for mark in _MARKS:
         if mark in bare:
             return [cell.strip(" `*\"'") for cell in bare.split(mark)]
     wide = re.split(r"\s{2,}", bare)
@@ -54,6 +55,8 @@ def _row_of(line: str, names: Sequence[str]) -> dict[str, str] | None:
     if len(line) > LONGEST:
         return None
     cells = table_cells(line)
+    if FEWEST_CELLS <= len(cells) < len(names) and line.rstrip()[-1:] in _MARKS:
+        cells += [""] * (len(names) - len(cells))  # the last row of a run that died
     if len(cells) != len(names):
         cells = line.split()
     numbers = sum(bool(_NUMERIC.match(cell)) for cell in cells)

@@ -598,3 +598,30 @@ def test_a_sample_of_far_more_tokens_than_are_said_to_be_usual_is_another_regime
 def test_a_first_update_is_heard_across_clauses(said: str, cause: Cause) -> None:
     message = modern("224.00 MiB", "47.53 GiB", "101.00 MiB", "47.42 GiB", "46.60 GiB", "88.00 MiB")
     assert diagnose_texts({"log": f"{said}\n{message}"}).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("The evaluation before training starts (eval_on_start: true) dies:", Cause.REAL_NEED),
+        ("Training runs fine for 500 steps, the evaluation dies:", Cause.REGIME_CHANGE),
+    ],
+)
+def test_an_evaluation_before_the_first_step_is_no_change(said: str, cause: Cause) -> None:
+    message = modern("9.28 GiB", "44.53 GiB", "6.10 GiB", "38.42 GiB", "37.00 GiB", "800.00 MiB")
+    assert diagnose_texts({"log": f"{said}\n{message}"}).cause is cause
+
+
+def test_of_attempts_with_smaller_batches_the_last_says_what_is_short() -> None:
+    first = "CUDA out of memory. Tried to allocate 2.40 GiB. GPU 0 has a total capacity of 23.69 GiB"
+    last = modern("0.90 GiB", "23.69 GiB", "0.30 GiB", "23.38 GiB", "22.70 GiB", "180.00 MiB")
+    found = diagnose_texts({"log": f"{first}\nDecreasing batch size to: 2\n{last}"})
+    assert found.cause is Cause.REAL_NEED
+    assert found.facts["asked_bytes"].high < 2**30
+
+
+def test_the_last_row_of_a_table_may_end_before_its_figures() -> None:
+    rows = "\n".join(f"| {900 + at} | {1200 + at} | 1.9 |" for at in range(5))
+    message = modern("4.42 GiB", "47.53 GiB", "2.20 GiB", "45.32 GiB", "43.60 GiB", "800.00 MiB")
+    text = f"| step | seq_len | loss |\n|---|---|---|\n{rows}\n| 905 | 7801 |    |\n{message}"
+    assert diagnose_texts({"log": text}).cause is Cause.REGIME_CHANGE

@@ -8,7 +8,9 @@ W&B says ``system/gpu.0.memoryAllocatedBytes`` in bytes and ``…memoryAllocated
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator, Sequence
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.columns import Row, rows_of_tables
@@ -36,13 +38,34 @@ _CELL = re.compile(r"(\d{1,20}(?:\.\d{1,9})?)\s?(%|[KMGT]i?B|bytes)?$", re.IGNOR
 def exported_growth(log: Log) -> tuple[Interval, ...]:
     """What one card held from row to row of a table, where it only grew; else nothing."""
     columns: dict[str, list[str]] = {}
-    for row in rows_of_tables(log.lines):
+    for row in (*rows_of_tables(log.lines), *_records(log.lines)):
         if any(_CLOCK.search(name) for name in row.cells):
             for name in _held_columns(row):
                 columns.setdefault(name, []).append(row.cells[name])
     whole = _whole_card(log)
     told = (steady_growth(_sizes_of(name, cells, whole)) for name, cells in columns.items())
-    return next((sizes for sizes in told if sizes), ())
+    return next((sizes for sizes in told if sizes), ()) or steady_growth(_sizes_by_clock(log.lines))
+
+
+def _records(lines: Sequence[str]) -> Iterator[Row]:
+    """Lines that are JSON objects of figures, as a tracker's history has them."""
+    for number, line in enumerate(lines):
+        if line[:1] != "{" or line[-1:] != "}" or len(line) > LONGEST_RECORD:
+            continue
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        yield Row(number, {name: str(cell) for name, cell in said.items() if isinstance(cell, int | float)})
+
+
+def _sizes_by_clock(lines: Sequence[str]) -> list[Interval]:
+    """Figures that somebody wrote down with the time of each, and of nothing but the card."""
+    rows = [found for line in lines if (found := _BY_CLOCK.match(line))]
+    if not rows or any(_OF_HOST.search(line) for line in lines):
+        return []
+    told = (printed_bytes(row[1], f"{row[2][0]}iB") for row in rows)
+    return [size for size in told if size is not None]
 
 
 def _held_columns(row: Row) -> list[str]:
@@ -73,6 +96,11 @@ def _sizes_of(name: str, cells: list[str], whole: Interval | None) -> list[Inter
     return sizes
 
 
+LONGEST_RECORD = 16 * 2**10
+_BY_CLOCK = re.compile(
+    r"\s{0,8}\[?\d{1,2}[:h]\d{2}(?::\d{2})?\]?\s{0,3}(?:[-|:,=>→]{1,2}\s{0,3})?(\d{1,6}(?:\.\d{1,3})?)\s?([GM])(?:i?B)?\s{0,3}(?:/\s?\d{1,6}\s?[GM]?(?:i?B)?)?\s*$"
+)  # fmt: skip
+_OF_HOST = late_pattern(r"\bRSS\b|\bRAM\b|\bhost\b|\bdisk\b|\bcpu\b", re.IGNORECASE)
 _UNITS = frozenset(unit.lower() for unit in BINARY)
 
 

@@ -51,6 +51,7 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
         or _says_another_number(log, holders)
         or _holds_little_itself(log, holders)
         or _run_other_scripts(log, holders)
+        or _run_other_programs(message, log, holders)
     )
     named = card_of(log)
     for card in dict.fromkeys(each.card for each in holders):
@@ -88,6 +89,19 @@ def _run_other_scripts(log: Log, holders: tuple[Holder, ...]) -> bool:
     failed = {part for found in _SCRIPT.findall(log.text) for part in found if part}
     listed = [set(_NAMED_SCRIPT.findall(each.name)) for each in holders]
     return bool(failed and listed) and all(each and not each & failed for each in listed)
+
+
+_NATIVE = re.compile(
+    r"ollama|llama[-_.](?:server|cli|swap)|lm[ -]?studio|tritonserver|blender", re.IGNORECASE
+)
+"""Programs that keep a card and are none of Python's, by what their processes are called."""
+_OF_PYTHON = re.compile(r"^[\w.]{1,80}(?:Error|Exception)\b")
+
+
+def _run_other_programs(message: Message, log: Log, holders: tuple[Holder, ...]) -> bool:
+    """Whether Python failed and every process that a table shows is of a program that is none of its."""
+    raised = _OF_PYTHON.match(log.lines[message.line])
+    return bool(raised and holders) and all(_NATIVE.search(each.name) for each in holders)
 
 
 _NAMED_SCRIPT = re.compile(r"(?<![\w.-])[\w-]{1,80}\.py\b")

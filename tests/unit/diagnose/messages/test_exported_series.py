@@ -44,3 +44,24 @@ def test_a_column_that_stays_is_none(name: str) -> None:
 def test_what_is_no_card_s_memory_is_not_read(name: str) -> None:
     rows = "\n".join(f"{at},{8 + 4 * at}" for at in range(6))
     assert not exported_growth(cleaned_log([f"step,{name}\n{rows}\n{CARD}"], ()))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{{"_step": {at}00, "system.gpu.0.memoryAllocatedBytes": {bytes}}}',
+        "10:{at}0 {gib}.0G",
+        "[10:{at}0:00] {gib} GiB / 40 GiB",
+        "| {at}00 | {mib} MiB |",
+    ],
+)
+def test_records_clocks_and_rows_are_read_alike(row: str) -> None:
+    head = "| step | gpu memory used |\n|---|---|\n" if row[0] == "|" else ""
+    rows = "\n".join(row.format(at=at, gib=8 + 5 * at, mib=(8 + 5 * at) * 1024, bytes=(8 + 5 * at) * GIB) for at in range(6))  # fmt: skip
+    text = f"{head}{rows}\nRuntimeError: CUDA error: out of memory\n{CARD}"
+    assert memsheet.diagnose(text).cause.value == "leak"
+
+
+def test_what_the_host_held_by_the_clock_is_not_the_card_s() -> None:
+    rows = "\n".join(f"10:{at}0 {8 + 5 * at}G" for at in range(6))
+    assert not exported_growth(cleaned_log([f"RSS of the python process:\n{rows}\n{CARD}"], ()))

@@ -164,3 +164,16 @@ def test_who_held_a_card_before_a_program_was_started_is_not_it(text: str, cause
     assert found.cause is cause
     assert any("ana's" in cure.change for cure in found.cures)
     assert "-1" not in str(found.cures)
+
+
+@pytest.mark.parametrize(
+    ("holder", "cause"),
+    [("...ollama_llama_server", Cause.OTHER_PROCESS), ("python", Cause.UNKNOWN), ("/srv/x/bin/python3", Cause.UNKNOWN)],
+)  # fmt: skip
+def test_a_program_that_is_none_of_python_s_did_not_raise_its_error(holder: str, cause: Cause) -> None:
+    text = (
+        "| NVIDIA-SMI 550.54 |\n|   0  NVIDIA GeForce RTX 3060  |  11702MiB / 12288MiB |\n"
+        f"|    0   N/A  N/A      2211      C   {holder}      11380MiB |\n"
+        "RuntimeError: CUDA failed with error out of memory"
+    )
+    assert found_in(*text.split("\n")).cause is cause
