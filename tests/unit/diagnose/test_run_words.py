@@ -625,3 +625,42 @@ def test_the_last_row_of_a_table_may_end_before_its_figures() -> None:
     message = modern("4.42 GiB", "47.53 GiB", "2.20 GiB", "45.32 GiB", "43.60 GiB", "800.00 MiB")
     text = f"| step | seq_len | loss |\n|---|---|---|\n{rows}\n| 905 | 7801 |    |\n{message}"
     assert diagnose_texts({"log": text}).cause is Cause.REGIME_CHANGE
+
+
+PINS = 'File "x/accelerator/cuda_accelerator.py", line 307, in pin_memory\n    return tensor.pin_memory()\nRuntimeError: CUDA error: out of memory'  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("held", "cause"),
+    [("0.31", Cause.NOT_GPU_MEMORY), ("0.0", Cause.UNKNOWN), ("", Cause.UNKNOWN)],
+)
+def test_who_has_its_place_on_the_card_was_refused_the_host_s_pages(held: str, cause: Cause) -> None:
+    line = f"MA {held} GB         Max_MA {held} GB         CA {held} GB         Max_CA 0 GB\n" if held else ""
+    assert diagnose_texts({"log": f"{line}Traceback (most recent call last):\n{PINS}"}).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cause"),
+    [
+        ((911, 1204, 7936), Cause.REGIME_CHANGE),
+        ((911, 1204, 1888), Cause.REAL_NEED),
+        ((911, 1204, 1100, 1888), Cause.REGIME_CHANGE),
+    ],
+)
+def test_the_longest_of_a_batch_is_read_from_a_trainer_s_lines(
+    lengths: tuple[int, ...], cause: Cause
+) -> None:
+    *before, last = (f"'max_len_in_batch': {each}" for each in lengths)
+    lines = "\n".join(f"{{'loss': 1.1, 'epoch': 0.39, {each}}}" for each in before)
+    bar = f"  13%|█▎        | 812/6240 [22:51<2:32:40]  {last}".replace("'", "")
+    message = modern("5.81 GiB", "39.39 GiB", "5.29 GiB", "34.10 GiB", "33.20 GiB", "307.20 MiB")
+    assert diagnose_texts({"log": f"{lines}\n{bar}\n{message}"}).cause is cause
+
+
+def test_sessions_that_are_kept_are_let_go_of() -> None:
+    message = modern("64.00 MiB", "39.39 GiB", "41.76 MiB", "39.35 GiB", "38.03 GiB", "429.28 MiB")
+    rows = "\n".join(f"requests={500 * at} gpu mem allocated={15 + 3 * at}.31GiB" for at in range(8))
+    said = f"{rows}\n{message}\nSESSIONS[sid] = out.past_key_values"
+    found = diagnose_texts({"log": said})
+    assert found.cause is Cause.LEAK
+    assert "sessions" in found.cures[0].change

@@ -209,6 +209,12 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
     if any("ggml" in each for each in around):
         return refused_call(log)
     if any(_PINS.search(each) for each in around):
+        held = step_facts(log).get("allocated_before_bytes")
+        if held and held.low > 0:
+            return Judgement(
+                causes=(Cause.NOT_GPU_MEMORY,), cures=_WITHOUT_PINS,
+                because=f"page-locked memory of the host was asked for and refused, by a process that has its place on the card ({size_words(held)} of tensors)",
+            )  # fmt: skip
         return Judgement(
             causes=(Cause.NOT_GPU_MEMORY, Cause.OTHER_PROCESS), cures=(*_WITHOUT_PINS, *without_holders(there)),
             because="page-locked memory of the host was asked for and refused, or the process was refused its place on a card that is full",

@@ -9,8 +9,6 @@ from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
 ENDS: dict[str, tuple[tuple[str, str], ...]] = {
     "engine_overcommit": (
-        ("tgi", "RuntimeError: Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`"),
-        ("tgi prose", "text-generation-launcher: You need to decrease `--max-batch-prefill-tokens`: Not enough memory to handle 8192 prefill tokens"),
         ("vllm sampler", "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine."),
     ),
     "engine_overcommit or real_need or other_process": (
@@ -196,6 +194,8 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("bnb managed", "CUDA Error: out of memory at line 422 in file /mmfs1/bitsandbytes/csrc/ops.cu"),
     ),
     "real_need": (
+        ("tgi", "RuntimeError: Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`"),
+        ("tgi prose", "text-generation-launcher: You need to decrease `--max-batch-prefill-tokens`: Not enough memory to handle 8192 prefill tokens"),
         ("llama.cpp's second card", "  Device 0: NVIDIA GeForce RTX 3090, compute capability 8.6\n  Device 1: NVIDIA GeForce RTX 3060, compute capability 8.6\nusing device CUDA1 (NVIDIA GeForce RTX 3060) - 11000 MiB free\nallocating 13012.00 MiB on device 1: cudaMalloc failed: out of memory\nalloc_tensor_range: failed to allocate CUDA1 buffer of size 13644070912"),
         ("hip need", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.50 GiB. GPU 0 has a total capacity of 23.98 GiB of which 1.20 GiB is free. Of the allocated memory 21.50 GiB is allocated by PyTorch, and 340.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_HIP_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management"),
         ("xpu", "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 15.56 GiB. Of the allocated memory 14.90 GiB is allocated by PyTorch, and 212.00 MiB is reserved by PyTorch but unallocated. Please use `empty_cache` to release all unoccupied cached memory."),
