@@ -66,6 +66,8 @@ def failing_messages(log: Log) -> tuple[int, list[Message]]:
     ]
     if all(each.judge is None and "asked" not in each.facts for each in found):
         found += retold.retold_messages(log)
+    if not found:
+        found += schedulers.told_by_people(log)
     found.sort(key=lambda each: each.line)
     lasting = [each for each in found if not (_was_caught(each, log) or host.is_said_not_to_be(each, log))]
     lasting = [
