@@ -180,10 +180,14 @@ def _says_open(of: Figures, *, unspoken: bool) -> str:
             "what is kept without tensors, which tells these apart"
         )
     if unspoken and cached_covers(of) is True:
-        card = f"a card of {size_words(of.capacity)}" if of.capacity else "this card"
+        if of.capacity is None:
+            return (
+                f"{sum_words(of)}, enough in sum for the {asked} asked for; what the card has in all is not "
+                "said, and so not whether that is more than a full card always keeps in pieces"
+            )
         return (
-            f"{sum_words(of)}, enough in sum for the {asked} asked for; but so little is kept on "
-            f"{card} that it is full: a little less held would have served it, "
+            f"{sum_words(of)}, enough in sum for the {asked} asked for; but so little is kept on a card of "
+            f"{size_words(of.capacity)} that it is full: a little less held would have served it, "
             "and so might what is kept, in one piece"
         )
     return (

@@ -36,6 +36,7 @@ _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (KEPT, ("reserv", "réserv", "保留", "预留", "預留", "予約", "확보", "예약", "зарезерв", "резерв", "dành riêng", "dự trữ", "ayrıl", "rezerw", "riservat")),
     (OWN, ("process", "prozess", "proces", "进程", "進程", "行程", "プロセス", "프로세스", "процесс", "tiến trình", "işlem", "süreç")),
     (ALLOCATED, ("alloc", "alloué", "zugewies", "zugeteilt", "belegt", "asign", "assegn", "分配", "割り当て", "할당", "выделен", "phân bổ", "cấp phát", "tahsis", "przydziel", "alokow")),
+    (CAPACITY, ("total", "gesamt", "insgesamt", "总", "總", "合計", "전체", "всего", "tổng", "toplam", "łącznie")),
 )  # fmt: skip
 """How the sentences' words begin, by tongue; of two in one part the first here says what the figure is."""
 _NOT = ("not ", "nicht", "non ", "no ", "pas ", "não", "nao", "не ", "未", "没有", "沒有", "いない", "ない", "않", "chưa", "değil", "nie ", "but un")  # fmt: skip

@@ -22,6 +22,7 @@ TOLD = {
     "ko": "{asked} 할당을 시도했습니다. GPU 0의 총 용량은 {capacity}이며 그중 {free}가 여유입니다. 이 프로세스는 {process}를 사용 중입니다. 할당된 메모리 중 {allocated}가 PyTorch에 의해 할당되었고 {kept}는 PyTorch가 예약했지만 할당되지 않았습니다.",
     "slips": "CUDA out of mernory. Tried to a1locate {asked}. GPU O has a tota1 capacity of {capacity} of which {free} is free. Inc1uding non-PyTorch memory, this process has {process} memory in use. Of the a1located memory {allocated} is a1located by PyTorch, and {kept} is reserved by PyTorch but una1located.",
     "cut": "...cate {asked}. GPU 0 has a total capacity of {capacity} of which {free} is free. Including non-PyTorch memory, this process has {process} memory in use. Of the allocated memory {allocated} is allocated by PyTorch, and {kept} is reserved by PyTorch but unallocated.",
+    "prose": "it tried to allocate {asked}, the GPU has {capacity} in total with {free} free, the process uses {process}, {allocated} allocated by PyTorch and {kept} reserved but unallocated",
     "short": "OOM: tried to get {asked}, {free} free of {capacity}, {allocated} allocated by torch, {kept} reserved",
 }  # fmt: skip
 PLAIN = (
