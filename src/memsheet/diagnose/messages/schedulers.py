@@ -59,7 +59,7 @@ FORMS = (
     Form(KIND, re.compile(r"Cgroupmem(?:ory)?limitexceeded"), _limit_reached(_LIMIT, _more("the job's memory request"))),
     Form(KIND, re.compile(rf"exceedsjobhardlimit\"?(?:h_vmem|h_rss|h_data)\"?(?:\S{{0,80}}?\((?P<used>{NUMBER})>limit:(?P<allowed>{NUMBER})\))?"), _beyond_limit, {"used": "bytes", "allowed": "bytes"}),
     Form(KIND, re.compile(r"TERM_(?:MEMLIMIT|SWAP):"), _limit_reached(_LIMIT, _more("bsub -M and -R rusage[mem=N]"))),
-    Form(KIND, re.compile(r"(?<![A-Z_])OUT_OF_MEMORY(?![A-Z_])|OUT_OF_ME\+"), _limit_reached(_LIMIT, _more("#SBATCH --mem=N"))),
+    Form(KIND, re.compile(r"(?:[Ss]tate|[Ss]tatus|\b[Jj]ob\S{0,120}?|[Ff]ailed\S{0,80}?)[:=,(\"']{0,3}(?<![A-Z_])OUT_OF_MEMORY(?![A-Z_])|(?<![A-Z_])OUT_OF_MEMORY\d{1,3}:125|OUT_OF_ME\+"), _limit_reached(_LIMIT, _more("#SBATCH --mem=N"))),
     Form(KIND, re.compile(r"memoryusageexceededrequest_memory"), _limit_reached(_LIMIT, _more("request_memory"))),
     Form(KIND, re.compile(r"ContainerkilledbyYARNforexceeding(?:physical|virtual)?memorylimits"), _limit_reached("a container of YARN went over its limit of host memory", _OVERHEAD)),
     Form(KIND, re.compile(r"Memorylimitof(?P<allowed>\d{1,9})(?P<allowed_unit>[MG]iB)exceededwith(?P<used>\d{1,9})(?P<used_unit>[MG]iB)used"), _beyond_limit),

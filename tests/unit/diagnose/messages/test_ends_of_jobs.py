@@ -80,6 +80,8 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("earlyoom journal", 'Nov 12 03:11:42 box earlyoom[912]: sending SIGTERM to process 33311 uid 1000 "python": badness 1089, VmRSS 57312 MiB'),
         ("oomd journal", "Nov 12 03:11:42 box systemd-oomd[731]: Killed /user.slice/user-1000.slice/app.scope due to memory pressure for /user.slice being 67.31% > 50.00% for > 20s with reclaim activity"),
         ("winevent", "Event ID: 2004\nWindows successfully diagnosed a low virtual memory condition. The following programs consumed the most virtual memory: python.exe (21344) consumed 41231876096 bytes"),
+        ("slurm subject", "Slurm Job_id=2231907 Name=sft-7b Failed, Run time 00:41:12, OUT_OF_MEMORY"),
+        ("sacct", "JobID  JobName  State  ExitCode\n2231  train  OUT_OF_MEMORY  0:125"),
         ("slurm letter", "Ihr Job 4431122 wurde beendet, weil er mehr Arbeitsspeicher belegt hat als angefordert (Status: OUT_OF_MEMORY)."),
         ("helpdesk", "Dear user, your job 88 was killed by our watchdog because it used more memory than it had requested (128 GB)."),
         ("helpdesk limit", "your batch job 7712 on gpu-node-11 was terminated by the resource\nmanager because the memory usage of the job (251.9 GB) exceeded the requested amount (250 GB)."),
@@ -137,6 +139,7 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "nothing": (
         ("a card's limit in words", "The job was cancelled because its GPU memory exceeded what the process may reserve."),
+        ("somebody else's constant", "GraphicsContext lost, reason OUT_OF_MEMORY"),
         ("a limit of time", "Your job was terminated because it ran longer than the requested time limit."),
         ("llama.cpp's pinned pages", "ggml_cuda_host_malloc: failed to allocate 5000.00 MiB of pinned memory: out of memory\nserver is listening"),
         ("a pool that may go on", "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB with freed_by_count=0. The caller indicates that this is not a failure, but this may mean that there could be performance gains if more memory were available."),
