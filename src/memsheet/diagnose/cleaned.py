@@ -67,6 +67,10 @@ _WITHOUT_DIGITS = str.maketrans("", "", "0123456789abcdef .,+-=_#>█▏▎▍�
 _ENDS_OF_LINES, _DIGITS = bytes.maketrans(b"\r", b"\n"), b"0123456789"
 
 
+APART = "|"
+_CLOCK = re.compile(r"\d{1,4}[:.\-/]\d{1,3}[:.\-/]\d")
+
+
 class Log:
     """A cleaned text. ``lines``: its lines without prefixes; ``squeezed``: all of them without a space;
     ``speakers``: the names of the processes that said lines, by their numbers, where a prefix has them;
@@ -85,7 +89,12 @@ class Log:
 
     @cached_property
     def _parts(self) -> tuple[str, ...]:
-        return tuple("".join(line.split()) for line in self.lines)
+        """Each line without spaces; a clock or an address at its beginning is no end of the figure before."""
+        parts = ["".join(line.split()) for line in self.lines]
+        return tuple(
+            f"{APART}{part}" if before[-1:].isdigit() and _CLOCK.match(part) else part
+            for before, part in zip(("", *parts), parts, strict=False)
+        )
 
     @cached_property
     def squeezed(self) -> str:

@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from memsheet.frozen import NamedTuple
 
 _NAME = re.compile(r"[A-Za-z_#%][^\d\n]{0,39}(?:\d?[^\d\n]{0,20})?$")
+_OF_RUN = re.compile(r"[\w .:()-]{1,80}[ /.][A-Za-z_/.]{0,30}gpu[\w./ -]{1,40}$", re.IGNORECASE)
+"""A metric of a card behind the name of its run, whose digits make it no figure."""
 _RULE = re.compile(r"[\s|+:=─━┼├┤╪╞╡┿-]{3,}$")
 _NUMERIC = re.compile(
     r"[-+]?\d[\d.,e+-]{0,24}(?:\s?(?:[KMGT]i?B?|%|s|ms|it/s))?$|(?:nan|None|-|N/A)$", re.IGNORECASE
 )
 _UNIT = re.compile(r"(?:^|[(\[ ,_])([GM]i?B)(?![A-Za-z])", re.IGNORECASE)
 _BRACKETS = re.compile(r"[\[\](),]")
+_MARKS = ("|", "│", "\t", ";", ",")
 FEWEST_CELLS, MOST_CELLS, MOST_ROWS, LONGEST = 2, 40, 2_000, 600
 
 
@@ -29,7 +32,7 @@ class Row(NamedTuple):
 def table_cells(line: str) -> list[str]:
     """A line's cells: by bars, commas or tabs where it has any, else by spaces, wide ones first."""
     bare = line.strip().strip("|│┃").strip()
-    for mark in ("|", "│", "\t", ";", ","):
+    for mark in _MARKS:
         if mark in bare:
             return [cell.strip(" `*\"'") for cell in bare.split(mark)]
     wide = re.split(r"\s{2,}", bare)
@@ -43,7 +46,8 @@ def _column_names(line: str) -> list[str]:
     cells = table_cells(line)
     fits = FEWEST_CELLS <= len(cells) <= MOST_CELLS
     distinct = len(set(cells)) == len(cells)
-    return cells if fits and distinct and all(_NAME.match(cell) for cell in cells) else []
+    named = fits and distinct and all(_NAME.match(cell) or _OF_RUN.match(cell) for cell in cells)
+    return cells if named else []
 
 
 def _row_of(line: str, names: Sequence[str]) -> dict[str, str] | None:
@@ -51,6 +55,8 @@ def _row_of(line: str, names: Sequence[str]) -> dict[str, str] | None:
     if len(line) > LONGEST:
         return None
     cells = table_cells(line)
+    if FEWEST_CELLS <= len(cells) < len(names) and line.rstrip()[-1:] in _MARKS:
+        cells += [""] * (len(names) - len(cells))  # the last row of a run that died
     if len(cells) != len(names):
         cells = line.split()
     numbers = sum(bool(_NUMERIC.match(cell)) for cell in cells)

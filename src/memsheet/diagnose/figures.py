@@ -47,7 +47,9 @@ class Figures:
     """Whether a process is named of which the driver does not say what it holds."""
 
     def process_words(self, pid: int) -> str:
-        """A process by its number, and its name where it is known."""
+        """A process by its number and its name, where it is known; without a number by its user."""
+        if pid < 0:
+            return f"of {self.names[pid]}'s"
         return f"{pid} ({self.names[pid]})" if self.names.get(pid) else str(pid)
 
     @property

@@ -23,6 +23,7 @@ from memsheet.diagnose.messages import (
     other_devices,
     other_runtimes,
     other_servers,
+    retold,
     schedulers,
     sglang,
     step_lines,
@@ -30,7 +31,7 @@ from memsheet.diagnose.messages import (
     unsupported_settings,
     vllm,
 )
-from memsheet.diagnose.survived import goes_on, goes_on_behind
+from memsheet.diagnose.survived import goes_on, goes_on_behind, tries_smaller
 
 EMITTERS = (
     vllm, sglang, other_devices, kernels, other_servers, below_torch, schedulers, host, ollama, jax, llama_cpp, torch_allocator,
@@ -63,8 +64,15 @@ def failing_messages(log: Log) -> tuple[int, list[Message]]:
         *messages_of(log, (*OWN_FORMS, *STAND_INS, *FORMS)),
         *host.killed_lines(log),
     ]
+    if all(each.judge is None and "asked" not in each.facts for each in found):
+        found += retold.retold_messages(log)
+    if not found:
+        found += schedulers.told_by_people(log)
     found.sort(key=lambda each: each.line)
     lasting = [each for each in found if not (_was_caught(each, log) or host.is_said_not_to_be(each, log))]
+    lasting = [
+        each for place, each in enumerate(lasting) if not _was_retried(each, lasting[place + 1 :], log)
+    ]
     sized = [
         each for place, each in enumerate(lasting)
         if each.judge is not None or "asked" in each.facts
@@ -87,6 +95,15 @@ def failing_messages(log: Log) -> tuple[int, list[Message]]:
     if not bare and (refused := unsupported_settings.refused_settings(log)):
         return 0, [refused]
     return len(bare) - len(lasting), lasting
+
+
+def _was_retried(message: Message, behind: Sequence[Message], log: Log) -> bool:
+    """Whether a request was made again with a smaller batch, and failed, too: the last says what is short."""
+    return (
+        message.judge is None
+        and any(each.judge is None for each in behind)
+        and tries_smaller(message.line, log)
+    )
 
 
 def _was_caught(message: Message, log: Log) -> bool:

@@ -379,6 +379,17 @@ def says_evaluation_dies(text: str) -> bool:
     return bool(said_of(_EVALUATION_SAID, text) or clause_with_all(text, EVALUATION, DIES))
 
 
+def evaluates_first(text: str) -> bool:
+    """Whether a text says that its evaluation comes before the first step."""
+    return bool(_EVALUATES_FIRST.search(text))
+
+
+_EVALUATES_FIRST = re.compile(
+    r"eval_on_start[\"']?\s?[:=]\s?true|\bsanity[ _-]check|\b(?:eval\w*|validat\w*)\b[^\n.;]{0,40}?\bbefore (?:the |any )?(?:train\w*|first step)\b",
+    re.IGNORECASE,
+)  # fmt: skip
+
+
 def says_training_fits(text: str) -> bool:
     """Whether people say that the steps of a training run."""
     return bool(_TRAINS_SAID.search(text) or clause_with_all(text, TRAINING, FINE))

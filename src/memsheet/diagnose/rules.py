@@ -84,7 +84,6 @@ from memsheet.diagnose.causes.shortages import (
 )
 from memsheet.diagnose.figures import Figures
 from memsheet.diagnose.interval import (
-    NOTHING,
     Interval,
     size_words,
 )
@@ -181,9 +180,14 @@ def _says_open(of: Figures, *, unspoken: bool) -> str:
             "what is kept without tensors, which tells these apart"
         )
     if unspoken and cached_covers(of) is True:
+        if of.capacity is None:
+            return (
+                f"{sum_words(of)}, enough in sum for the {asked} asked for; what the card has in all is not "
+                "said, and so not whether that is more than a full card always keeps in pieces"
+            )
         return (
             f"{sum_words(of)}, enough in sum for the {asked} asked for; but so little is kept on a card of "
-            f"{size_words(of.capacity or NOTHING)} that it is full: a little less held would have served it, "
+            f"{size_words(of.capacity)} that it is full: a little less held would have served it, "
             "and so might what is kept, in one piece"
         )
     return (

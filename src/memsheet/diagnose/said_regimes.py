@@ -70,7 +70,43 @@ def long_sample_dies(text: str) -> str:
     found = _LONG_SAMPLE.search(text) if _RAN.search(text) else None
     if found:
         return found.group().strip()
-    return clause_with_all(text, LONG, DIES) if clause_with_all(text, FINE) else ""
+    fitted = clause_with_all(text, LONG, DIES) if clause_with_all(text, FINE) else ""
+    return fitted or _clause_of_longer_sample(text)
+
+
+_TOKENS = late_pattern(
+    r"(?<![\w.,-])(?:\d{1,6}\s?[-–~]\s?)?(\d{2,7})\s?(k)?\s?(?:tokens?|toks?|токен\w*|jetons?|词元|トークン|토큰)(?!/)",
+    re.IGNORECASE,
+)  # fmt: skip
+"""How long a sample is, as people say it: of a range its end."""
+_USUAL = late_pattern(
+    r"\b(?:usual\w*|typical\w*|normal\w*|most(?:ly)?|average|avg|mean|median|the rest|(?:the|all) others?|before|so far|обычно|в среднем|остальн\w*|meist\w*|sonst|durchschnitt\w*|en général|d'habitude|la plupart|moyenne"
+    r"|suele\w?|promedio|geralmente|em média|di solito|in media|genel\w*|ortalama|thường|trung bình|zwykle|średnio)\b|通常|一般|平均|其他|其余|普段|たいてい|ほとんど|보통|평균|나머지",
+    re.IGNORECASE,
+)  # fmt: skip
+_OF_SETTING = late_pattern(r"max|cutoff|limit|window|context|budget|上限|=", re.IGNORECASE)
+_THOUSANDS = late_pattern(r"(?<=\d)[,.\u00a0 ](?=\d{3}(?!\d))")
+LONGER = (3, 2)
+"""How far beyond what is usual a sample is another."""
+
+
+def _clause_of_longer_sample(text: str) -> str:
+    """The clause by which people say that a run died at a sample of far more tokens than are usual."""
+    said = [
+        (clause, max(int(each[1]) * (1000 if each[2] else 1) for each in found))
+        for clause in clauses_of(_THOUSANDS.sub("", text))
+        if (found := list(_TOKENS.finditer(clause))) and not _OF_SETTING.search(clause)
+    ]
+    usual = max((tokens for clause, tokens in said if _USUAL.search(clause)), default=0)
+    return next(
+        (
+            clause.strip()
+            for clause, tokens in said
+            if usual and tokens * LONGER[1] >= usual * LONGER[0] and not _USUAL.search(clause)
+            and (says(clause, DIES) or _DIES_SAID.search(clause) or _RAN.search(clause))
+        ),
+        "",
+    )  # fmt: skip
 
 
 _EVENT = late_pattern(
@@ -101,20 +137,21 @@ _UPDATE = late_pattern(
     re.IGNORECASE,
 )
 _FIRST = late_pattern(
-    r"\b(?:first|1st|step [01]|erste\w{0,2}|premi[eè]re?|primer[ao]?|primeir[ao]|prim[ao]|перв\w{1,3})\b"
+    r"\b(?:(?:first|1st)(?! \d)|step [01](?!\d)|erste\w{0,2}|premi[eè]re?|primer[ao]?|primeir[ao]|prim[ao]|перв\w{1,3})\b"
     r"|第一|首次|初回|最初|첫",
     re.IGNORECASE,
-)
+)  # fmt: skip
 
 
 def first_update_dies(words: str) -> bool:
     """Whether people say that a run died at its first update of weights, where an optimizer makes its
     states.
     """
-    return any(
-        _UPDATE.search(clause) and _FIRST.search(clause) and (_DIES_SAID.search(clause) or says(clause, DIES))
+    dies = any(
+        _UPDATE.search(clause) and (_DIES_SAID.search(clause) or says(clause, DIES))
         for clause in clauses_of(words)
     )
+    return dies and bool(_FIRST.search(words))
 
 
 def fits_otherwise(words: str) -> bool:

@@ -38,6 +38,7 @@ from memsheet.diagnose.kept_tensors import growth_in_words, kept_over_rounds
 from memsheet.diagnose.log_programs import DRAWS, PROGRAMS, SERVER_CODE, SERVERS, program_of_speaker
 from memsheet.diagnose.messages import step_lines, vllm
 from memsheet.diagnose.messages.deepspeed import grows_steadily
+from memsheet.diagnose.messages.exported_series import exported_growth
 from memsheet.diagnose.messages.spoken_growth import growth_in_prose, spoken_rates
 from memsheet.diagnose.messages.stated import card_of
 from memsheet.diagnose.named_cards import NamedCard
@@ -227,7 +228,7 @@ def _signs_of_text(log: Log, line: int) -> Signs:
         release=_old_release(log, line), windows=_on_windows(text), expandable=bool(_EXPANDABLE.search(log.squeezed)), recomputes=bool(_RECOMPUTES.search(text)),
         series=growing, rates=spoken_rates(text),
         kept=() if step_lines.stays_level(log) else kept_over_rounds(text, several=bool(growth or step_lines.peak_growth(log) or growing)),
-        growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or growth_in_prose(text), grows_said=growth_in_words(text),
+        growth=growth, reserved_growth=step_lines.reserved_growth(log), used_growth=step_lines.used_growth(log) or exported_growth(log) or growth_in_prose(text), grows_said=growth_in_words(text),
         outsized=step_lines.outsized_step(log, line), long_said=long_sample_dies(text), resumed=fits_unless_resumed(text), phase_said=next_phase_dies(text) or ("" if saves_event(event) else event), saves_said=checkpoint_saving_clause(text) or (event if saves_event(event) else ""),
         changed_at=change_of_run(log, line), thaws=thawing_words(log, line), thaws_said=unfreezing_clause(text),
         card=card_of(log), sleep_freed=vllm.server_facts(log).get("sleep_freed_bytes"), text=_DOTTED.sub(" = ", text),

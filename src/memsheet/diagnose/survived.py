@@ -58,6 +58,11 @@ def goes_on_behind(line: int, log: Log) -> bool:
     return goes_on(lines[line + 1 :])
 
 
+def tries_smaller(line: int, log: Log) -> bool:
+    """Whether a program says right behind a message that it tries a smaller batch."""
+    return any(_SMALLER_BATCH.search(each) for each in log.lines[line : line + 1 + BEHIND])
+
+
 def goes_on(after: Sequence[str]) -> bool:
     """Whether lines show a program at work: two steps, or the end of the training."""
     return sum(bool(_PROGRESS.search(each)) for each in after) > 1 or any(_END.search(each) for each in after)

@@ -265,7 +265,7 @@ FURTHER = (
          "failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 8589934592\nllama_init_from_model: failed to initialize the context: failed to "
          "allocate buffer for kv cache", "real_need", maybe=("a shorter context", "a cache in eight bits", "fewer layers on the GPU"), says=("the KV cache",)),
     Case("a server's trial prefill", "ERROR warmup{max_prefill_tokens=16384}: Server error: Not enough memory to handle 16384 prefill tokens. You need to decrease "
-         "`--max-batch-prefill-tokens`", "engine_overcommit", maybe=("fewer tokens in one pass",), says=("16,384 tokens",)),
+         "`--max-batch-prefill-tokens`", "real_need", maybe=("fewer tokens in one pass",), says=("16,384 tokens",)),
     Case("a server's call to the driver", "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, mMemPool->getPool()): out of memory (/x/tllmBuffers.h:211)",
          "unknown", open_between=("engine_overcommit", "real_need", "other_process"), maybe=("fewer requests at once",)),
     Case("layers split over cards", "RuntimeError: Insufficient VRAM for model and cache", "unknown", open_between=("real_need", "other_process")),

@@ -167,3 +167,25 @@ def test_a_warning_gives_way_to_an_error_and_to_steps(warning: str) -> None:
     assert found_in(warning).cause is HOST
     assert found_in(f"{warning}\n{FULL_CARD}").cause is NEED
     assert not found_in(f"{warning}\nstep 1 loss 2.1\nstep 2 loss 2.0").found
+
+
+@pytest.mark.parametrize(
+    ("made", "shape", "path"),
+    [
+        ("jvp(D)/layers/attn/exp", "f32[8,32,4096,4096]", "attention/scores"),
+        ("jvp(D)/bhqd,bhkd->bhqk/dot_general", "f32[8,32,4096,4096]", "attention/scores"),
+        ("jvp(D)/attn/out/dot_general", "f32[64,32,4096,512]", "program"),
+        ("jvp(D)/mlp/dot_general", "f32[8,32,4096,4096]", "program"),
+    ],
+)
+def test_a_square_buffer_that_attention_makes_is_its_scores(made: str, shape: str, path: str) -> None:
+    text = (
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 41876389888 bytes.\n"
+        "BufferAssignment OOM Debugging.\nBufferAssignment stats:\n             parameter allocation:   12.94GiB\n"
+        "     preallocated temp allocation:   39.00GiB\n                 total allocation:   51.94GiB\n"
+        f'Peak buffers:\n\tBuffer 1:\n\t\tSize: 16.00GiB\n\t\tOperator: op_name="jit(f)/{made}" source_file="/x/m.py" source_line=71\n'
+        f"\t\tXLA Label: fusion\n\t\tShape: {shape}\n"
+    )  # fmt: skip
+    found = diagnose_texts({"log": text})
+    assert found.term is not None
+    assert found.term.path == path

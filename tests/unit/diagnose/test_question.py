@@ -205,7 +205,7 @@ def test_a_table_names_whom_the_message_leaves_room_for() -> None:
 
 def test_a_context_that_finds_a_full_card_died_of_others() -> None:
     frame = '  File "torch/cuda/__init__.py", line 319, in _lazy_init\n    torch._C._cuda_init()\n'
-    error = f"RuntimeError: CUDA error: out of memory\n{TABLE.format(24370)}"
+    error = f"RuntimeError: CUDA error: out of memory\n{TABLE.format(24370).replace('ollama', 'python')}"
     assert diagnose_named_texts({"log": frame + error}, None, {}).cause is Cause.OTHER_PROCESS
     assert diagnose_named_texts({"log": error}, None, {}).cause is Cause.UNKNOWN
 
@@ -221,7 +221,8 @@ def test_a_context_that_finds_a_full_card_died_of_others() -> None:
     ],
 )
 def test_who_fills_a_card_behind_a_shell_s_prompt_is_another(between: str, used: int, cause: Cause) -> None:
-    error = f"RuntimeError: CUDA error: out of memory\n{between}\n{TABLE.format(used)}"
+    table = TABLE.format(used).replace("ollama", "python")
+    error = f"RuntimeError: CUDA error: out of memory\n{between}\n{table}"
     assert diagnose_named_texts({"log": error}, None, {}).cause is cause
 
 

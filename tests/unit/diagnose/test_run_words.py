@@ -568,3 +568,99 @@ def test_a_system_is_heard_where_people_name_it(said: str, windows: bool) -> Non
     room = modern("128.00 MiB", "23.99 GiB", "9.80 GiB", "14.19 GiB", "13.10 GiB", "194.56 MiB")
     changes = {cure.change for cure in found_in(said, room).cures}
     assert ("a larger page file" in changes) is windows
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("1800 steps ran, samples are usually 900-1100 tokens. At step 1807 came one of 16,384 tokens and it died:", Cause.REGIME_CHANGE),
+        ("Обучение шло 1800 шагов, длина примеров обычно 900-1100 токенов. На шаге 1807 попался пример 16384 токена и всё упало:", Cause.REGIME_CHANGE),
+        ("训练了 1800 步，样本一般是 1000 tokens。第 1807 步遇到一个 16384 tokens 的样本就爆了：", Cause.REGIME_CHANGE),
+        ("1800 steps ran, samples are usually 900-1100 tokens. At step 1807 came one of 1,200 tokens and it died:", Cause.REAL_NEED),
+        ("Samples are usually 1000 tokens and max_length is 16384 tokens, it died at step 3:", Cause.REAL_NEED),
+    ],
+)  # fmt: skip
+def test_a_sample_of_far_more_tokens_than_are_said_to_be_usual_is_another_regime(
+    said: str, cause: Cause
+) -> None:
+    message = modern("9.28 GiB", "79.15 GiB", "4.40 GiB", "74.74 GiB", "72.11 GiB", "1.40 GiB")
+    assert diagnose_texts({"log": f"{said}\n{message}"}).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("forward and backward of the first step run, it dies in optimizer.step():", Cause.REGIME_CHANGE),
+        ("첫 번째 스텝의 forward/backward 는 잘 되는데 optimizer.step() 에서 죽습니다.", Cause.REGIME_CHANGE),
+        ("the first 500 steps run, then it dies in optimizer.step():", Cause.REAL_NEED),
+    ],
+)
+def test_a_first_update_is_heard_across_clauses(said: str, cause: Cause) -> None:
+    message = modern("224.00 MiB", "47.53 GiB", "101.00 MiB", "47.42 GiB", "46.60 GiB", "88.00 MiB")
+    assert diagnose_texts({"log": f"{said}\n{message}"}).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("The evaluation before training starts (eval_on_start: true) dies:", Cause.REAL_NEED),
+        ("Training runs fine for 500 steps, the evaluation dies:", Cause.REGIME_CHANGE),
+    ],
+)
+def test_an_evaluation_before_the_first_step_is_no_change(said: str, cause: Cause) -> None:
+    message = modern("9.28 GiB", "44.53 GiB", "6.10 GiB", "38.42 GiB", "37.00 GiB", "800.00 MiB")
+    assert diagnose_texts({"log": f"{said}\n{message}"}).cause is cause
+
+
+def test_of_attempts_with_smaller_batches_the_last_says_what_is_short() -> None:
+    first = "CUDA out of memory. Tried to allocate 2.40 GiB. GPU 0 has a total capacity of 23.69 GiB"
+    last = modern("0.90 GiB", "23.69 GiB", "0.30 GiB", "23.38 GiB", "22.70 GiB", "180.00 MiB")
+    found = diagnose_texts({"log": f"{first}\nDecreasing batch size to: 2\n{last}"})
+    assert found.cause is Cause.REAL_NEED
+    assert found.facts["asked_bytes"].high < 2**30
+
+
+def test_the_last_row_of_a_table_may_end_before_its_figures() -> None:
+    rows = "\n".join(f"| {900 + at} | {1200 + at} | 1.9 |" for at in range(5))
+    message = modern("4.42 GiB", "47.53 GiB", "2.20 GiB", "45.32 GiB", "43.60 GiB", "800.00 MiB")
+    text = f"| step | seq_len | loss |\n|---|---|---|\n{rows}\n| 905 | 7801 |    |\n{message}"
+    assert diagnose_texts({"log": text}).cause is Cause.REGIME_CHANGE
+
+
+PINS = 'File "x/accelerator/cuda_accelerator.py", line 307, in pin_memory\n    return tensor.pin_memory()\nRuntimeError: CUDA error: out of memory'  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("held", "cause"),
+    [("0.31", Cause.NOT_GPU_MEMORY), ("0.0", Cause.UNKNOWN), ("", Cause.UNKNOWN)],
+)
+def test_who_has_its_place_on_the_card_was_refused_the_host_s_pages(held: str, cause: Cause) -> None:
+    line = f"MA {held} GB         Max_MA {held} GB         CA {held} GB         Max_CA 0 GB\n" if held else ""
+    assert diagnose_texts({"log": f"{line}Traceback (most recent call last):\n{PINS}"}).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cause"),
+    [
+        ((911, 1204, 7936), Cause.REGIME_CHANGE),
+        ((911, 1204, 1888), Cause.REAL_NEED),
+        ((911, 1204, 1100, 1888), Cause.REGIME_CHANGE),
+    ],
+)
+def test_the_longest_of_a_batch_is_read_from_a_trainer_s_lines(
+    lengths: tuple[int, ...], cause: Cause
+) -> None:
+    *before, last = (f"'max_len_in_batch': {each}" for each in lengths)
+    lines = "\n".join(f"{{'loss': 1.1, 'epoch': 0.39, {each}}}" for each in before)
+    bar = f"  13%|█▎        | 812/6240 [22:51<2:32:40]  {last}".replace("'", "")
+    message = modern("5.81 GiB", "39.39 GiB", "5.29 GiB", "34.10 GiB", "33.20 GiB", "307.20 MiB")
+    assert diagnose_texts({"log": f"{lines}\n{bar}\n{message}"}).cause is cause
+
+
+def test_sessions_that_are_kept_are_let_go_of() -> None:
+    message = modern("64.00 MiB", "39.39 GiB", "41.76 MiB", "39.35 GiB", "38.03 GiB", "429.28 MiB")
+    rows = "\n".join(f"requests={500 * at} gpu mem allocated={15 + 3 * at}.31GiB" for at in range(8))
+    said = f"{rows}\n{message}\nSESSIONS[sid] = out.past_key_values"
+    found = diagnose_texts({"log": said})
+    assert found.cause is Cause.LEAK
+    assert "sessions" in found.cures[0].change

@@ -330,3 +330,9 @@ def test_a_message_that_says_less_counts_once_beside_one_that_says_more() -> Non
     """However many are cut short, the one with its figures decides, and each that stands alone is an echo."""
     cut = "CUDA out of memory. Tried\n"
     assert diagnose_texts({"a": cut * 500 + FULL_CARD}).cause is diagnose_texts({"a": FULL_CARD}).cause
+
+
+@pytest.mark.parametrize("behind", ["10:20:01 server stopped", "172.18.0.1:51544 - POST", "0.00.381.412 E common", "2025-11-02 x"])  # fmt: skip
+def test_what_the_next_line_begins_with_is_no_end_of_a_figure(behind: str) -> None:
+    text = f"alloc_tensor_range: failed to allocate CUDA0 buffer of size 17179869184\n{behind}"
+    assert diagnose_texts({"log": text}).facts["asked_bytes"].high == 17179869184

@@ -264,7 +264,7 @@ WARMUP = (
 @pytest.mark.parametrize("named", ["codellama 34b", "codellama/CodeLlama-34b-hf"])
 def test_a_server_speaks_for_its_message_that_is_cut(named: str) -> None:
     found = diagnose_texts({"log": f"{named}\n{WARMUP}"})
-    assert found.cause is Cause.ENGINE_OVERCOMMIT
+    assert found.cause is Cause.REAL_NEED
     assert "8,192 tokens" in found.because
     assert found.term is not None
     assert "[8192, 22016] bf16" in found.term.shape

@@ -16,7 +16,7 @@ from memsheet.diagnose.interval import (
     at_most_words,
     size_words,
 )
-from memsheet.diagnose.regimes import says_evaluation_dies, says_training_fits
+from memsheet.diagnose.regimes import evaluates_first, says_evaluation_dies, says_training_fits
 from memsheet.diagnose.signs import Signs
 
 
@@ -121,7 +121,9 @@ def is_too_little_later(of: Figures, signs: Signs) -> bool | None:
 
 def is_too_little_in_evaluation(of: Figures, signs: Signs) -> bool | None:
     """The same where people say that it died in an evaluation."""
-    return lacks_room(of, signs) if not signs.phase and says_evaluation_dies(signs.text) else False
+    if signs.phase or evaluates_first(signs.text):
+        return False
+    return lacks_room(of, signs) if says_evaluation_dies(signs.text) else False
 
 
 def lacks_room(of: Figures, signs: Signs) -> bool | None:

@@ -18,6 +18,7 @@ from memsheet.diagnose.cures.neighbours import against_outside, without_host, wi
 from memsheet.diagnose.cures.shortages import for_need
 from memsheet.diagnose.cures.tables import (
     FEWER_TRAINED,
+    KEEP_NO_CHAT,
     KEEP_NO_RUN,
     KEEP_NO_SESSION,
     KEEP_NOTHING,
@@ -28,6 +29,7 @@ from memsheet.diagnose.cures.tables import (
     OF_PHASE,
     OF_SLICES,
     SERVER_SHARE,
+    SESSIONS,
     SEVERAL_RUNS,
     SHORTER_SAMPLES,
 )
@@ -203,6 +205,8 @@ def _of_new_regime(signs: Signs) -> Iterator[Cure]:
 def without_growth(signs: Signs) -> Cure:
     """What lets go of what grows, by what a text shows that it is."""
     if signs.kept:
+        if signs.kept[0].what == "outputs" and SESSIONS.search(signs.text):
+            return KEEP_NO_CHAT
         return OF_KEPT[signs.kept[0].what]
     if SEVERAL_RUNS.search(signs.text):
         return KEEP_NO_SESSION if OF_KERAS.search(signs.text) else KEEP_NO_RUN

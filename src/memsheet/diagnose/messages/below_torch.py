@@ -19,7 +19,7 @@ from memsheet.diagnose.messages.holders import (
     without_holders,
 )
 from memsheet.diagnose.messages.llama_cpp import refused_call
-from memsheet.diagnose.messages.nvidia_smi import Table, card_table
+from memsheet.diagnose.messages.nvidia_smi import Table, card_table, process_called
 from memsheet.diagnose.messages.other_servers import refused_runtime
 from memsheet.diagnose.messages.sglang import pool_facts
 from memsheet.diagnose.messages.stated import share_called, smaller_share, stated_share
@@ -209,6 +209,12 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
     if any("ggml" in each for each in around):
         return refused_call(log)
     if any(_PINS.search(each) for each in around):
+        held = step_facts(log).get("allocated_before_bytes")
+        if held and held.low > 0:
+            return Judgement(
+                causes=(Cause.NOT_GPU_MEMORY,), cures=_WITHOUT_PINS,
+                because=f"page-locked memory of the host was asked for and refused, by a process that has its place on the card ({size_words(held)} of tensors)",
+            )  # fmt: skip
         return Judgement(
             causes=(Cause.NOT_GPU_MEMORY, Cause.OTHER_PROCESS), cures=(*_WITHOUT_PINS, *without_holders(there)),
             because="page-locked memory of the host was asked for and refused, or the process was refused its place on a card that is full",
@@ -244,7 +250,9 @@ def _refused_by_driver(message: Message, log: Log) -> Judgement:
 def _holder_words(table: Table) -> str:
     """The largest processes of a table, by number, name and bytes."""
     largest = sorted(table.processes, key=lambda each: -each[2].middle)[:3]
-    return ", ".join(f"process {pid} ({table.names[pid]}) {size_words(size)}" for _, pid, size in largest)
+    return ", ".join(
+        f"{process_called(pid, table.names[pid])} {size_words(size)}" for _, pid, size in largest
+    )
 
 
 _OF_RUNTIME = re.compile(r"TensorRT-LLM|tensorrt_llm|\btrtllm|free_gpu_mem(?:ory)?_fraction")

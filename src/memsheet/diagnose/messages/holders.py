@@ -47,9 +47,11 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
     others = (
         bool(_OF_OTHERS.search(log.text))
         or shown_after_end(message, log)
+        or _shown_before_start(message, log)
         or _says_another_number(log, holders)
         or _holds_little_itself(log, holders)
         or _run_other_scripts(log, holders)
+        or _run_other_programs(message, log, holders)
     )
     named = card_of(log)
     for card in dict.fromkeys(each.card for each in holders):
@@ -64,7 +66,7 @@ def judged_by_table(message: Message, log: Log, told: str, least: int = 0) -> Ju
         if card == NO_CARD and held.low > whole:  # of several cards
             continue
         place = "the card" if card == NO_CARD else f"card {card}"
-        words = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in there[:3])
+        words = ", ".join(each.words for each in there[:3])
         who = (
             f"{words} hold {size_words(held)} of the {size_words(Interval(whole, whole))} of {place}"
             if len(there) > 1
@@ -87,6 +89,19 @@ def _run_other_scripts(log: Log, holders: tuple[Holder, ...]) -> bool:
     failed = {part for found in _SCRIPT.findall(log.text) for part in found if part}
     listed = [set(_NAMED_SCRIPT.findall(each.name)) for each in holders]
     return bool(failed and listed) and all(each and not each & failed for each in listed)
+
+
+_NATIVE = re.compile(
+    r"ollama|llama[-_.](?:server|cli|swap)|lm[ -]?studio|tritonserver|blender", re.IGNORECASE
+)
+"""Programs that keep a card and are none of Python's, by what their processes are called."""
+_OF_PYTHON = re.compile(r"^[\w.]{1,80}(?:Error|Exception)\b")
+
+
+def _run_other_programs(message: Message, log: Log, holders: tuple[Holder, ...]) -> bool:
+    """Whether Python failed and every process that a table shows is of a program that is none of its."""
+    raised = _OF_PYTHON.match(log.lines[message.line])
+    return bool(raised and holders) and all(_NATIVE.search(each.name) for each in holders)
 
 
 _NAMED_SCRIPT = re.compile(r"(?<![\w.-])[\w-]{1,80}\.py\b")
@@ -120,7 +135,12 @@ def _says_another_number(log: Log, holders: tuple[Holder, ...]) -> bool:
     others than its host's.
     """
     said, listed = _own_numbers(log), {each.pid for each in holders}
-    return bool(said) and not _CONTAINED.search(log.text) and listed.isdisjoint(said)
+    return (
+        bool(said)
+        and min(listed, default=0) >= 0
+        and not _CONTAINED.search(log.text)
+        and listed.isdisjoint(said)
+    )
 
 
 def _own_numbers(log: Log) -> tuple[int, ...]:
@@ -141,6 +161,21 @@ def shown_after_end(message: Message, log: Log) -> bool:
     behind = list(log.lines[message.line + 1 :])
     shown = next((place for place, each in enumerate(behind) if "NVIDIA-SMI" in each), 0)
     return any(_ASKS_FOR_TABLE.search(each) for each in behind[:shown])
+
+
+_SHOWS = r"(?:nvidia-smi|gpustat|nvtop|nvitop|rocm-smi|amd-smi|npu-smi|watch)\b"
+_PROMPT = r"^(?:[(\[][^\n$#]{1,60}[$#%>]|[\w.-]{1,40}@[^\n$#]{1,80}[$#%>]|[$%])\s?"
+_SHOWN = re.compile(rf"{_PROMPT}(?:\w{{1,30}}=\S{{1,60}} )*{_SHOWS}")
+_STARTED = re.compile(
+    rf"{_PROMPT}(?:\w{{1,30}}=\S{{1,60}} )*(?!{_SHOWS}|(?:ls|cd|cat|ps|free|df|kill|grep|tail|dmesg)\b)[\w./-]{{2,80}}(?:\s|$)"
+)  # fmt: skip
+"""A prompt at which a program is started that is no look at the machine."""
+
+
+def _shown_before_start(message: Message, log: Log) -> bool:
+    """Whether a shell was asked for the table and only then for the program that failed."""
+    shown = next((at for at, each in enumerate(log.lines[: message.line]) if _SHOWN.match(each)), None)
+    return shown is not None and any(_STARTED.match(each) for each in log.lines[shown + 1 : message.line])
 
 
 _SCRIPT = re.compile(
@@ -175,12 +210,12 @@ def name_holders(cures: tuple[Cure, ...], log: Log) -> tuple[Cure, ...]:
     if not any(cure.where.startswith("nvidia-smi") for cure in cures):
         return cures
     largest = sorted(listed_holders(log), key=lambda each: -each.size.middle)[:MOST_NAMED]
-    words = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in largest)
+    words = ", ".join(each.words for each in largest)
     return tuple(
         replace(cure, change=f"{cure.change}: listed are {words}")
         if words
         and cure.where.startswith("nvidia-smi")
-        and not any(str(each.pid) in cure.change for each in largest)
+        and not any(str(each.pid) in cure.change or each.words in cure.change for each in largest)
         else cure
         for cure in cures
     )

@@ -14,7 +14,7 @@ SIGNS = (
     b"oom-kill", b"Out of memory: Kill", b"Killed process", b"running low on memory", b"SIGKILL", b"exitcode: -9", b"terminated with code -9", b"exit code 137", b"xitCode",
     b"exitcode  : -9", b"Bus error", b"shared memory", b"posix_fallocate", b"WinError 1455", b"[WinError 8]", b"WinError 1450", b"os error 1455", b"DefaultCPUAllocator",
     b"Unable to allocate", b"OOMKilled", b"(exit code -9", b"return code = -9", b"signal: Killed", b"exit status 137", b"/dev/shm", b"/psm_", b"\nKilled",
-    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b": Out Of Memory", b"systemd-oomd", b"earlyoom", b"out-of-memory and exited", b"insufficient memory (attempted", b"Usage of EmptyDir",
+    b"bad_alloc", b"pinned host", b"MemoryError", b"low on resource", b"bytes on host", b"unable to mmap", b"memory limit", b"Cannot allocate memory", b"fatal error: runtime:", b"memory pressure (OOM)", b"OOM-killed", b": Out Of Memory", b"systemd-oomd", b"sending SIG", b"due to memory", b"low virtual memory condition", b"out-of-memory and exited", b"insufficient memory (attempted", b"Usage of EmptyDir",
 )  # fmt: skip
 SMALLER_BATCH = Cure(change="a smaller batch on the GPU", helps=NO, why="the card is not what is full")
 SHARED = Cure(
@@ -152,7 +152,7 @@ FORMS = (
     Form("kernel", re.compile(r"Outofmemory:Kill(?:ed)?process(?P<pid>\d{1,10})(?:\S{0,200}?anon-rss:(?P<resident>\d{1,15})kB)?"), _killed_by_kernel, {"resident": "kB"}),
     Form("kernel", re.compile(r"invokedoom-killer(?!\S{0,6000}?Kill(?:ed)?process)|oom-kill:constraint=(?!\S{0,6000}?Kill(?:ed)?process)"), _killed_by_kernel),
     Form("Slurm", re.compile(r"srun:error:\S{1,80}?:tasks?\S{1,60}?:OutOfMemory|oom_killevent|Detected\d{1,6}oom[-_]kill|(?:Exceeded|exceeded)(?:step|job)?memorylimit(?:\(\d{1,15}>\d{1,15}\))?"), _killed_by_slurm),
-    Form("kernel", re.compile(r"systemd-oomd\S{0,20}?:Killed\S|earlyoom\S{0,20}?:sendingSIG(?:TERM|KILL)to"), _killed_by_guard),
+    Form("kernel", re.compile(r"systemd-oomd\S{0,20}?:Killed\S|Killed/\S{1,300}?duetomemory(?:pressurefor|usedfor|used\()|sendingSIG(?:TERM|KILL)toprocess\d{1,10}(?:uid\d{1,10})?\S{0,40}?badness"), _killed_by_guard),
     Form("evicted", re.compile(r"lowonresource:memory"), _evicted),
     Form("container", re.compile(r"OOMKilled(?!\"?[=:]\"?false)|wasOOM-?[Kk]illed|ranout-of-memoryandexited"), _killed_in_container),
     Form("Ray", re.compile(rf"(?:ray\.exceptions\.OutOfMemoryError|nodeis?runninglowonmemory|duetothenoderunninglowonmemory)(?:\S{{0,600}}?was(?P<used>{NUMBER})GB/(?P<whole>{NUMBER})GB)?"), _killed_by_ray, {"used": "GB", "whole": "GB"}),
@@ -160,7 +160,7 @@ FORMS = (
     Form("loader", re.compile(r"DataLoaderworker\(pid\S{0,40}?\)iskilledbysignal:Killed"), _killed_loader),
     Form("shared memory", re.compile(r"iskilledbysignal:Buserror|insufficientsharedmemory|outofsharedmemory|unabletoopensharedmemoryobject(?!\S{0,120}?(?:Toomanyopenfiles|Nosuchfile))|unableto(?:write|resize)\S{0,10}?file</torch_\S{0,80}?Nospaceleft|unabletommap\d{1,15}bytesfromfile\S{0,120}?Cannotallocatememory"), _shared_memory),
     Form("shared memory", re.compile(r"(?:posix_fallocatefailed|Errorwhilecreatingsharedmemorysegment|Nospaceleftondevice)\S{0,40}?/dev/shm|/dev/shm\S{0,40}?Nospaceleftondevice|Nospaceleftondevice:'/psm_|Callto(?:posix_fallocate|ftruncate)failed"), _shared_memory),
-    Form("page file", re.compile(r"WinError(?:1455|8|1450)\]|oserror1455"), _page_file),
+    Form("page file", re.compile(r"WinError(?:1455|8|1450)\]|oserror1455|diagnosedalowvirtualmemorycondition"), _page_file),
     Form("array", re.compile(rf"Unabletoallocate{sized_pattern('asked')}foranarraywithshape"), refused_array),
     Form("array", re.compile(r"DefaultCPUAllocator:\S{0,60}?triedtoallocate(?P<asked>\d{1,18})bytes"), refused_array, {"asked": "bytes"}),
     Form("array", re.compile(rf"ggml_aligned_malloc:insufficientmemory\(attemptedtoallocate{sized_pattern('asked')}\)"), refused_array),

@@ -8,6 +8,7 @@ from decimal import Decimal
 from itertools import islice
 
 from memsheet.diagnose.cleaned import Log
+from memsheet.diagnose.frames import SCORES
 from memsheet.diagnose.interval import (
     NOTHING,
     Interval,
@@ -104,6 +105,10 @@ _OF_LOGITS = re.compile(
 """What code calls its logits, as XLA has it in the name of an operator; an embedding that decodes or attends
 (flax, linen/linear.py, Embed.attend) makes them, too.
 """
+_OF_SCORES = re.compile(
+    r"attn|attention|->(?:\w{1,4})?(?:qk|qs|ts|ij|lm)(?![a-z])|softmax|\bscores?\b", re.IGNORECASE
+)
+"""The same of attention's scores: the module's name, or the axes of the product that makes them."""
 IN_CHUNKS = Cure(
     change="the loss of a piece of the tokens at a time, so that whole logits are never made", helps=MAYBE, where="jax.lax.map(jax.checkpoint(loss_of_piece), pieces) (MaxText: num_vocab_tiling=N)",
     why="the largest buffer is the logits",
@@ -111,17 +116,20 @@ IN_CHUNKS = Cure(
 
 
 def _named_by_operator(term: Term | None, printed: str, axes: str) -> Term | None:
-    """The same as logits, where an operator's name says so that makes a buffer of the same axes."""
+    """The same as logits or scores, where an operator's name says so that makes a buffer of the same axes."""
     if term is None:
         return None
-    made = (
+    made = [
         printed[max(0, each.start() - MOST_OF_BUFFER) : each.start()].rpartition("Size:")[2]
         for each in islice(_BUFFER.finditer(printed), MOST_BUFFERS)
         if each[1].partition("[")[2] == f"{axes}]"
-    )
-    if not any(_OF_LOGITS.search(each.partition("source_file")[0]) for each in made):
-        return term
-    return replace(term, path="loss", words=f"logits, {term.words}")
+    ]
+    names = [each.partition("source_file")[0] for each in made]
+    if any(_OF_LOGITS.search(name) for name in names):
+        return replace(term, path="loss", words=f"logits, {term.words}")
+    if _is_square(term) and any(_OF_SCORES.search(name) for name in names):
+        return replace(term, path=SCORES.path, words=f"{SCORES.words}, {term.words}")
+    return term
 
 
 MOST_OF_BUFFER = 1200

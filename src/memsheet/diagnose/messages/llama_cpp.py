@@ -11,7 +11,12 @@ from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judg
 from memsheet.diagnose.messages import ollama
 from memsheet.diagnose.messages.holders import without_holders
 from memsheet.diagnose.messages.host import MORE_HOST
-from memsheet.diagnose.messages.nvidia_smi import card_table, listed_holders, unsized_processes
+from memsheet.diagnose.messages.nvidia_smi import (
+    card_table,
+    listed_holders,
+    process_called,
+    unsized_processes,
+)
 from memsheet.diagnose.messages.stated import card_of, halved, stated_number
 from memsheet.diagnose.named_cards import LARGEST_CARD, NamedCard, card_in_text
 from memsheet.diagnose.named_models import names_experts
@@ -173,7 +178,7 @@ def _held_at_start(message: Message, free: Interval | None, log: Log) -> str:
 def _refused_beside_others(judged: Judgement, held: str, log: Log) -> Judgement:
     """The same request where others hold what it lacks."""
     largest = sorted(listed_holders(log), key=lambda each: -each.size.middle)[:2]
-    who = ", ".join(f"process {each.pid} ({each.name}) {size_words(each.size)}" for each in largest)
+    who = ", ".join(each.words for each in largest)
     cures = without_holders(who) or (
         Cure(change="find who else is on the card", helps=MAYBE, where="nvidia-smi"),
     )
@@ -239,7 +244,7 @@ def _beside_table(asked: Interval, log: Log) -> tuple[str, str] | None:
     if table is None or len(table.cards) != 1:
         return None
     used, whole = table.cards[0]
-    names = [f"process {pid} ({table.names.get(pid, '')})" for _, pid, _ in table.processes] or [
+    names = [process_called(pid, table.names.get(pid, "")) for _, pid, _ in table.processes] or [
         *unsized_processes(log)
     ]
     fits = at_least(whole - Interval(0, OUTSIDE_MOST), asked) is True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import BINARY, Interval, at_least
+from memsheet.diagnose.interval import BINARY, Interval, at_least, printed_bytes
 from memsheet.diagnose.message import Message
 from memsheet.frozen import replace
 
@@ -19,14 +19,17 @@ _DEVICE = re.compile(r"PyTorchCUDAmemorysummary,deviceID(\d{1,4})")
 _ROWS = {
     "allocated": "Allocatedmemory", "reserved": "GPUreservedmemory", "not_releasable": "Non-releasablememory",
 }  # fmt: skip
-_SIZE = r"(\d{1,15})(?:\.\d{1,2})?(B|[KMGT]i?B)"
+_SIZE = r"(\d{1,15}(?:\.\d{1,2})?)(B|[KMGT]i?B)"
 """Without the i until PyTorch 1.12 (torch/cuda/memory.py, _format_size), and of 1,024 all the same."""
 _PATTERNS = {name: re.compile(rf"{words}\|{_SIZE}\|{_SIZE}\|") for name, words in _ROWS.items()}
 
 
 def _whole_units(number: str, unit: str) -> Interval:
-    """What a size may be that is rounded down to whole units."""
-    size = BINARY[unit if unit == "B" or "i" in unit else f"{unit[0]}iB"]
+    """What a size may be that is rounded down to whole units; one with a point is none of torch's."""
+    unit = unit if unit == "B" or "i" in unit else f"{unit[0]}iB"
+    if "." in number and (told := printed_bytes(number, unit)):
+        return told
+    number, size = number.partition(".")[0], BINARY[unit]
     return Interval(int(number) * size, (int(number) + 1) * size - 1)
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from memsheet.diagnose.cleaned import Log
-from memsheet.diagnose.interval import Interval, printed_bytes, sum_intervals
+from memsheet.diagnose.interval import Interval, printed_bytes, size_words, sum_intervals
 from memsheet.frozen import NamedTuple, dataclass
 
 SIGNS = (b"NVIDIA-SMI",)
@@ -82,7 +82,9 @@ _LISTED = re.compile(
 )
 """A line of ``nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv``."""
 _OF_GPUSTAT = re.compile(r"^\[(?P<card>\d{1,3})\] [^|\n]{1,80}\|[^\n]{1,160}\|(?P<users>[^\n|]{1,400})$")
-_OF_USER = re.compile(r"(?P<name>[\w.:@+-]{1,80})/(?P<pid>\d{1,10})\((?P<size>\d{1,7})(?P<unit>M)\)")
+_OF_USER = re.compile(
+    r"(?<![\w/])(?P<name>[\w.:@+-]{1,80})(?:/(?P<pid>\d{1,10}))?\((?P<size>\d{1,7})(?P<unit>M)\)"
+)
 """A card of ``gpustat -cp`` (gpustat 1.1.1, core.py, GPUStat.print_to), and one of its processes."""
 _HEADER = re.compile(r"^\s*(?:[a-z_]{2,30}(?: \[\w+\])?, ){1,12}[a-z_]{2,30}(?: \[\w+\])?\s*$")
 """The first line of a query's answer, which names its columns in any order (nvidia-smi
@@ -93,6 +95,13 @@ NO_CARD = -1
 """Of a list that does not say on which card a process is."""
 
 
+def process_called(pid: int, name: str) -> str:
+    """A process by its number and name; one below 0 is of a list that says its user alone (gpustat without
+    ``-p``).
+    """
+    return f"process {pid} ({name})" if pid >= 0 else f"a process of {name}'s"
+
+
 class Holder(NamedTuple):
     """A process of a table: its card, number, name and arguments, and what it holds."""
 
@@ -100,6 +109,11 @@ class Holder(NamedTuple):
     pid: int
     name: str
     size: Interval
+
+    @property
+    def words(self) -> str:
+        """It and what it holds; of a list that names users alone, whose it is."""
+        return f"{process_called(self.pid, self.name)} {size_words(self.size)}"
 
 
 def _holder_of_row(found: Mapping[str, str], card: int) -> Holder | None:
@@ -213,8 +227,8 @@ def _holders_of_lines(lines: Sequence[str]) -> Iterator[Holder | None]:
             yield _holder_of_row(found.groupdict(), NO_CARD)
         elif found := _OF_GPUSTAT.match(line):
             yield from (
-                _holder_of_row(each.groupdict(), int(found["card"]))
-                for each in _OF_USER.finditer(found["users"])
+                _holder_of_row({**each.groupdict(), "pid": each["pid"] or str(-at)}, int(found["card"]))
+                for at, each in enumerate(_OF_USER.finditer(found["users"]), start=1)
             )
     yield from _rows_of_query(lines)
     yield from _rows_under_names(lines)

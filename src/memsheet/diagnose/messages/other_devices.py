@@ -29,7 +29,7 @@ def _refused(message: Message, log: Log) -> Judgement:
     asked, free = message.facts.get("asked"), message.facts.get("free")
     told = f"{size_words(asked)} were asked for" if asked else "memory of the device was refused"
     if not (asked and free and more_than(asked, free)):
-        return undecided_need(told, SMALLER, asked=asked, log=log)
+        return undecided_need(told, SMALLER, asked=asked, message=message, log=log)
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS), missing=(asked - free).positive, cures=(SMALLER,),
         because=f"{told} and {size_words(free)} were free; who else is on the card is not said",

@@ -15,6 +15,7 @@ import re
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import Interval, at_least, more_than, size_words
 from memsheet.diagnose.message import MAYBE, NO, NUMBER, Cause, Cure, Form, Judgement, Message, Term
+from memsheet.diagnose.messages.holders import judged_by_table
 from memsheet.diagnose.messages.jax import Limit, judge_pool, pool_figures
 from memsheet.diagnose.messages.stated import card_of
 from memsheet.diagnose.named_cards import beyond_card
@@ -38,11 +39,19 @@ GROWTH = Cure(
 
 
 def undecided_need(
-    told: str, *cures: Cure, asked: Interval | None = None, log: Log | None = None
+    told: str,
+    *cures: Cure,
+    asked: Interval | None = None,
+    message: Message | None = None,
+    log: Log | None = None,
 ) -> Judgement:
-    """What has no figures beside the size: decided where that is more than the card has that a text names."""
+    """What has no figures beside the size: decided where that is more than the card has that a text names, or
+    where a table shows who holds the card.
+    """
     if log is not None and (over := beyond_card(asked, card_of(log))):
         return Judgement(causes=(Cause.REAL_NEED,), because=f"{told}, and {over}", cures=cures)
+    if log is not None and message is not None and (judged := judged_by_table(message, log, told)):
+        return judged
     return Judgement(
         causes=(Cause.REAL_NEED, Cause.OTHER_PROCESS),
         because=f"{told}; what was free, and who else is on the card, is not said",
@@ -95,7 +104,7 @@ def _of_device(message: Message, log: Log, asked: Interval | None, told: str) ->
         )
         limit = Limit(bool(_LIMITED.search(log.text)), raised, card_of(log))
         return judge_pool(asked, pool, told, (SMALLER,), (GROWTH,), limit)
-    return undecided_need(told, SMALLER, GROWTH, asked=asked, log=log)
+    return undecided_need(told, SMALLER, GROWTH, asked=asked, message=message, log=log)
 
 
 def _refused_arena(message: Message, _: Log) -> Judgement:
@@ -154,7 +163,7 @@ def _refused_engine(message: Message, log: Log) -> Judgement:
     )
     return undecided_need(
         told, Cure(change="a smaller workspace while the engine is built", helps=MAYBE, where="--memPoolSize=workspace:N"), SMALLER,
-        asked=asked, log=log,
+        asked=asked, message=message, log=log,
     )  # fmt: skip
 
 
@@ -183,14 +192,15 @@ def _refused_pool(message: Message, log: Log) -> Judgement:
             causes=(Cause.LIMIT_SET,), missing=(held + asked - limit).positive, cures=(raised, SMALLER),
             because=f"{told} and may hold {size_words(limit)}",
         )  # fmt: skip
-    return undecided_need(told, SMALLER, asked=asked, log=log)
+    return undecided_need(told, SMALLER, asked=asked, message=message, log=log)
 
 
-def _refused_place(_: Message, __: Log) -> Judgement:
+def _refused_place(message: Message, log: Log) -> Judgement:
     return undecided_need(
         "not all of the model's weights have room on the cards that it was to be placed on",
         Cure(change="weights in fewer bits, or over more GPUs", helps=MAYBE),
         Cure(change="the rest of the weights on the host", helps=MAYBE, where="llm_int8_enable_fp32_cpu_offload=True, and a device_map"),
+        message=message, log=log,
     )  # fmt: skip
 
 

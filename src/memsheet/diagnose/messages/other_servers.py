@@ -33,9 +33,12 @@ PREFILL = "--max-batch-prefill-tokens"
 
 
 def _refused_prefill(message: Message, _: Log) -> Judgement:
+    """A trial run before there is a cache: no share of the card is given away yet, so that none can be too
+    large (text_generation_server/models/flash_causal_lm.py, warmup).
+    """
     count = int(message.words["count"])
     return Judgement(
-        causes=(Cause.ENGINE_OVERCOMMIT,),
+        causes=(Cause.REAL_NEED,),
         because=f"the server lets in {count:,} tokens at once, and its trial run of so many has no room beside the weights and these "
         "tokens' cache, as it says (where nvidia-smi shows somebody else on the card, that is missing, too)",
         cures=(
@@ -204,8 +207,8 @@ def _refused_by_guard(message: Message, _: Log) -> Judgement:
 
 
 _BLOCKS_TAKEN = re.compile(
-    r"\[BlockManager\]block_size=(?P<size>\d{1,5}(?:\.\d{1,3})?)MB.{0,400}?"
-    r"\[BlockManager\]max_block_count=(?P<count>\d{1,9})"
+    r"\[BlockManager\]block_size=(?:(?P<size>\d{1,5}(?:\.\d{1,3})?)MB|(?P<bytes>\d{4,12})(?![\d.])).{0,400}?"
+    r"max_block_count=(?P<count>\d{1,9})"
 )
 """What TurboMind says of its cache right before it takes the first chunk of it (src/turbomind/models/llama/
 BlockManager.cc, BlockManager: whole MiB, cut off, in older releases, three decimals in later ones).
@@ -220,6 +223,7 @@ _READS_REQUESTS = re.compile(
     r"\[ProcessInferRequests\]|\[Forward\]\[|Uvicornrunningon|Requestfor\d{1,19},received|Warm-upfinishedin"
     r"|Pleaseopenhttps?://\S{1,60}?inabrowserfordetailedapiusage|\"(?:POST|GET)/\S{1,60}?HTTP/1\.\d\"\d{3}"
 )
+_ANSWERS = re.compile(r"\"POST/\S{1,60}?HTTP/1\.\d\"200")
 """What it and its HTTP server say once the cache stands (src/turbomind/models/llama/LlamaBatch.cc;
 src/turbomind/turbomind.cc, WarmUp; lmdeploy/serve, the server's hint and uvicorn's line of a request).
 """
@@ -245,6 +249,9 @@ def _cache_taken(log: Log, place: int) -> _Cache | None:
     if not (blocks := list(_BLOCKS_TAKEN.finditer(log.squeezed, 0, place))):
         return None
     said, count = blocks[-1]["size"], int(blocks[-1]["count"])
+    if said is None:
+        whole = int(blocks[-1]["bytes"])
+        return _Cache(f"{count:,} blocks", blocks[-1].end(), Interval(whole, whole).times(count))
     block = (
         printed_bytes(said, "MiB") if "." in said else Interval(int(said) * MIB, (int(said) + 1) * MIB - 1)
     )
@@ -256,15 +263,21 @@ def _refused_turbomind(message: Message, log: Log) -> Judgement:
     lower = smaller_share("--cache-max-entry-count", share, _OF_FREE)
     place = log.place_of(message.line)
     cache = _cache_taken(log, place)
-    serves = cache is not None and _READS_REQUESTS.search(log.squeezed, cache.end, place) is not None
+    reads = (
+        _READS_REQUESTS.search(log.squeezed, cache.end, place)
+        if cache
+        else _ANSWERS.search(log.squeezed, 0, place)
+    )
+    serves = reads is not None
     little = cache is not None and cache.left is not None and cache.left.high < OUTSIDE_MOST
-    if cache is None or not (serves or little):
+    if not (serves or little):
         return replace(refused_runtime(message, log), cures=lower)
-    left = f", which left {size_words(cache.left)}" if cache.left else ""
+    left = f", which left {size_words(cache.left)}" if cache and cache.left else ""
     when = "stood, and the server read requests" if serves else "was taken"
+    taken = f" of {cache.words}, {at_least_words(cache.size)} at least{left}," if cache else ""
     return Judgement(
         causes=(Cause.ENGINE_OVERCOMMIT,),
-        because=f"its cache of {cache.words}, {at_least_words(cache.size)} at least{left}, {when}: what is left beside the cache is too little for what a "
+        because=f"its cache{taken} {when}: what is left beside the cache is too little for what a "
         "pass of tokens makes",
         cures=(
             *lower,
@@ -328,7 +341,7 @@ STAND_INS = (
 )  # fmt: skip
 """What speaks for a request before it whose message is cut before its figures."""
 FORMS = (
-    Form("guard", re.compile(rf"stoppedduetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
+    Form("guard", re.compile(rf"(?:stopped|aborted)duetoinsufficientsystemresources(?:\S{{0,80}}?requiresapproximately(?P<asked>{NUMBER})GBofmemory)?"), _refused_by_guard, {"asked": "GB"}),
     Form("length", re.compile(r"Notenoughmemorytohandle`?max_total_tokens`?=(?P<count>\d{1,9})"), _refused_length),
     Form("request", re.compile(r"cacheoutofmemory,norequestcanbeadmitted"), _refused_head),
     Form("runtime", re.compile(r"\[TM\]\[(?:ERROR|FATAL)\]\S{0,120}?outofmemory"), _refused_turbomind),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.message import MAYBE, Cause, Cure, Judgement
-from memsheet.frozen import NamedTuple
+from memsheet.frozen import NamedTuple, replace
 
 _ERROR = re.compile(
     r"(?:[\w.]{1,120}(?:Error|Exception|Failure)\b|.{0,60}?\b(?:ERROR|FATAL|[Ee]rror|[Ff]atal)\b\]?\s?[:)\]])"
@@ -87,21 +87,35 @@ def _bare_words(words: str) -> str:
     return words.strip(" `'\"").removeprefix("type ").removeprefix("The ").removeprefix("the ")
 
 
-def _told_by_line(line: str) -> Iterator[tuple[str, str]]:
-    """What an error's line says of the card, then of two settings."""
+def _is_set(words: str, text: str) -> bool:
+    """Whether what a sentence calls so is an option of the same name in the text."""
+    bare = _bare_words(words).lower()
+    name = re.sub(r"[ -]", "_", bare)
+    return name != bare and name in text.lower()
+
+
+def _told_by_line(line: str, text: str) -> Iterator[tuple[str, str]]:
+    """What an error's line says of the card, then of two settings. ``text``: of the whole log."""
     sentence = _SPOKEN.sub("", line, count=1)
     for pattern in _OF_CARD:
         if (found := pattern.search(sentence)) and _SETTINGS.search(found["what"]):
             yield _bare_words(found["what"]), ""
     for pattern in _TOGETHER:
-        if (found := pattern.search(sentence)) and _SETTINGS.search(f"{found['what']} {found['other']}"):
+        if (found := pattern.search(sentence)) and (
+            _SETTINGS.search(f"{found['what']} {found['other']}")
+            or any(_is_set(found[name], text) for name in ("what", "other"))
+        ):
             yield _bare_words(found["what"]), _bare_words(found["other"])
 
 
 def refused_together(log: Log) -> Refused | None:
     """The first such line, where there is one."""
     for number, line in enumerate(log.lines):
-        if len(line) < MOST_OF_LINE and _ERROR.match(line) and (told := next(_told_by_line(line), None)):
+        if (
+            len(line) < MOST_OF_LINE
+            and _ERROR.match(line)
+            and (told := next(_told_by_line(line, log.text), None))
+        ):
             return Refused(number, *told)
     return None
 
@@ -109,12 +123,23 @@ def refused_together(log: Log) -> Refused | None:
 MOST_OF_LINE = 1_000
 
 
+def _written_in(refused: Refused, text: str) -> str:
+    """Where a text sets what is refused, as it writes it; empty where it does not."""
+    names = (re.sub(r"[ -]", "_", each.lower()) for each in (refused.what, refused.other))
+    patterns = (
+        rf"[\w-]{{2,60}}=[\w:,.]{{0,80}}?{re.escape(each)}[\w:.]{{0,20}}" for each in names if "_" in each
+    )
+    found = (re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+    return next((f"without {each.group()}" for each in found if each), "")
+
+
 def judge_refused(refused: Refused, log: Log) -> Judgement:
     """No shortage, in the program's own words."""
     of_cache = bool(_FP8.search(refused.what) and _CACHE_TYPE.search(log.text))
     if refused.other:
         because = f"the program refuses {refused.what} with {refused.other}, before it asks for memory"
-        cures: tuple[Cure, ...] = (CACHE_TYPE, ONE_OF_TWO) if of_cache else (ONE_OF_TWO,)
+        either = replace(ONE_OF_TWO, where=_written_in(refused, log.text))
+        cures: tuple[Cure, ...] = (CACHE_TYPE, either) if of_cache else (either,)
     else:
         because = (
             f"this card does not take what is asked of it ({refused.what}), as the program says: no memory was "

@@ -9,18 +9,19 @@ Dask (distributed/worker_memory.py, NannyMemoryManager), Open MPI (help-prterun)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from memsheet.diagnose.cleaned import Log
 from memsheet.diagnose.interval import size_words
 from memsheet.diagnose.message import MAYBE, NUMBER, Cure, Form, Judgement, Message
 from memsheet.diagnose.messages.host import host_shortage, refused_array
+from memsheet.patterns import late_pattern
 
 SIGNS = (
     b"exceeded limit", b"exceeds job hard limit", b"TERM_MEMLIMIT", b"TERM_SWAP", b"memory limits.", b"Memory limit exceeded", b"Java heap space",
     b"GC overhead limit", b"heap out of memory", b"memory budget", b"all available RAM", b"more memory than is available",
     b"memorystatus: killing", b"on signal 9", b"signal 9 (Kill", b"Killed signal", b"max locked memory", b"ibv_reg_mr", b"-byte buffer (after",
-    b"State: OUT_OF_MEMORY", b"OUT_OF_ME+", b"by the OOM killer", b"exceeded request_memory", b"due to memory usage",
+    b"OUT_OF_MEMORY", b"OUT_OF_ME+", b"memory limit of", b"by the OOM killer", b"exceeded request_memory", b"due to memory usage",
     b"cannot allocate vector", b"ArrowMemoryError", b"CPU Memory", b"Fail to alloc memory", b"ObjectStoreFullError", b"Too large swap space", b"LLVM ERROR: out of memory",
 )  # fmt: skip
 KIND = "scheduler"
@@ -58,9 +59,11 @@ FORMS = (
     Form(KIND, re.compile(r"Cgroupmem(?:ory)?limitexceeded"), _limit_reached(_LIMIT, _more("the job's memory request"))),
     Form(KIND, re.compile(rf"exceedsjobhardlimit\"?(?:h_vmem|h_rss|h_data)\"?(?:\S{{0,80}}?\((?P<used>{NUMBER})>limit:(?P<allowed>{NUMBER})\))?"), _beyond_limit, {"used": "bytes", "allowed": "bytes"}),
     Form(KIND, re.compile(r"TERM_(?:MEMLIMIT|SWAP):"), _limit_reached(_LIMIT, _more("bsub -M and -R rusage[mem=N]"))),
-    Form(KIND, re.compile(r"State:OUT_OF_MEMORY|OUT_OF_ME\+"), _limit_reached(_LIMIT, _more("#SBATCH --mem=N"))),
+    Form(KIND, re.compile(r"(?:[Ss]tate|[Ss]tatus|\b[Jj]ob\S{0,120}?|[Ff]ailed\S{0,80}?)[:=,(\"']{0,3}(?<![A-Z_])OUT_OF_MEMORY(?![A-Z_])|(?<![A-Z_])OUT_OF_MEMORY\d{1,3}:125|OUT_OF_ME\+"), _limit_reached(_LIMIT, _more("#SBATCH --mem=N"))),
     Form(KIND, re.compile(r"memoryusageexceededrequest_memory"), _limit_reached(_LIMIT, _more("request_memory"))),
     Form(KIND, re.compile(r"ContainerkilledbyYARNforexceeding(?:physical|virtual)?memorylimits"), _limit_reached("a container of YARN went over its limit of host memory", _OVERHEAD)),
+    Form(KIND, re.compile(r"Memorylimitof(?P<allowed>\d{1,9})(?P<allowed_unit>[MG]iB)exceededwith(?P<used>\d{1,9})(?P<used_unit>[MG]iB)used"), _beyond_limit),
+    Form(KIND, re.compile(r"goneover(?:cgroup)?memorylimitof(?P<allowed>\d{1,9})megabytes(?:\.Lastmeasuredusage:(?P<used>\d{1,9})megabytes)?"), _beyond_limit, {"allowed": "MiB", "used": "MiB"}),
     Form(KIND, re.compile(r"Memorylimitexceeded\(\d{1,6}[KMGT]i?B?\)"), _limit_reached("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"Containerkilledduetomemoryusage"), _limit_reached("a container went over its limit of host memory", _more())),
     Form(KIND, re.compile(r"(?:killedbytheOOMkiller(?!duetohighmemoryusage)|withresult'oom-kill')"), _limit_reached("the kernel killed a process of a service as host memory ran out", _more("MemoryMax"))),
@@ -90,3 +93,34 @@ OTHER_END = re.compile(
     r"|failedlivenessprobe|failedstartupprobe|jobkilled:(?:walltime|cput|ncpus)"
 )  # fmt: skip
 """Why a scheduler ended a job that no memory ended: the signal that it sends then says nothing of memory."""
+_SENTENCE = late_pattern(r"[.!?](?=\s|$)|[。！？]|\n\s*\n")
+_SAID = tuple(
+    late_pattern(stems, re.IGNORECASE)
+    for stems in (
+        r"\b(?:job|process|task|container|trabajo|travail|tarefa|trabalho|lavoro)|作业|任务|程序|ジョブ|작업|задани|процесс",
+        r"\b(?:kill|terminat|cancel|abort|stopp|ended|held|beendet|abgebrochen|gekillt|arrêt|interromp|tué|finaliz|encerrad|ucciso)|终止|杀|结束|強制|終了|종료|заверш|снят|убит",
+        r"\bmemory\b|\bRAM\b|Arbeitsspeicher|Hauptspeicher|mémoire|memoria|memória|内存|記憶體|メモリ|메모리|памят",
+        r"exceed|more (?:\w+ )?than|higher than|\b(?:above|beyond|over)\b|\bmehr\b|überschr|dépass|\bplus\b|supera|excedi|\bmás\b|\bmais\b|\bpiù\b|超|초과|превы|больше",
+        r"\b(?:request|limit|reserv|allocat|allow|ask|quota|angeforder|demand|solicit|pedi|richiest)|申请|限制|要求|制限|요청|제한|запро|лимит",
+    )
+)  # fmt: skip
+"""What one sentence says that a cluster's people write of a job that went beyond the host's memory: the job,
+its end, memory, more, and what was asked for.
+"""
+_OF_CARD = late_pattern(
+    r"GPUs?'? ?(?:memory|mem|RAM)|VRAM|CUDA|显存|Grafik|видеопам|graphics (?:card|memory)|of the GPU", re.IGNORECASE
+)  # fmt: skip
+LONGEST = 400
+
+
+def told_by_people(log: Log) -> Iterator[Message]:
+    """The first sentence that says so, which a letter may wrap."""
+    begun = 0
+    text = "\n".join(log.lines)
+    for end in (*(found.end() for found in _SENTENCE.finditer(text)), len(text)):
+        said = text[begun:end]
+        if len(said) < LONGEST and all(each.search(said) for each in _SAID) and not _OF_CARD.search(said):
+            judge = _limit_reached(_LIMIT, _more("the job's memory request"))
+            yield Message(kind=KIND, line=text.count("\n", 0, begun), judge=judge)
+            return
+        begun = end

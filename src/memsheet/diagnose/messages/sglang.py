@@ -76,7 +76,7 @@ def _holders_before_weights(log: Log) -> tuple[Interval, tuple[Holder, ...]] | N
 
 
 def _held_before(gone: Interval, holders: tuple[Holder, ...]) -> Judgement:
-    whose = ", ".join(f"{each.name} (process {each.pid}) {size_words(each.size)}" for each in holders)
+    whose = ", ".join(each.words for each in holders)
     return Judgement(
         causes=(Cause.OTHER_PROCESS,),
         because=f"{size_words(gone)} of the card were gone before weights were loaded: {whose}; the server's share is of what was "

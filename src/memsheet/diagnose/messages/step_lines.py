@@ -66,12 +66,13 @@ _TOKENS = re.compile(
     r"(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,200}?"
     r"(?<![A-Za-z])(?:num_)?(?:tokens? in (?:the |this )?batch|tokens?|toks?|seq(?:uence)?[ _]?len(?:gth)?|max[_ ]?len(?:gth)?|len(?:gth)?|(?:seq|tokens?)[_ ]?max|max[_ ]?(?:seq|tokens?))"
     r"(?:[\"']?\s{0,3}[:=]\s{0,3}|(?<=len)\s|(?<=length)\s|(?<=max)\s{1,3}|(?<=max_seq)\s{1,3}|(?<=tokens)\s{1,3}|(?<=toks)\s{1,3}|(?<=in batch)\s{1,3}|(?<=this batch)\s{1,3})(\d[\d,]{1,9})(?![\d/])"
+    r"|(?:\bloss\b|\d/\d{1,9} \[).{0,300}?(?<![A-Za-z])(?:(?:max|longest|padded)[_ ])?(?:seq(?:uence)?[_ ]?)?(?:len(?:gth)?|tokens)(?:_in_(?:micro_?)?batch)[\"']?\s{0,3}[:=]\s{0,3}(\d[\d,]{1,9})(?![\d/])"
     r"|(?<![A-Za-z])(?:step|iter|iteration|batch)\b.{0,60}?\b(?:padded to|shape|size)[\"']?\s{0,3}[:=]?\s{0,3}(?:torch\.Size\()?[(\[]\d{1,5},\s{0,2}(\d{2,9})[)\]]",
     re.IGNORECASE,
 )  # fmt: skip
 """Tokens, or the length, of a step, as its line says it, or the shape of its batch."""
-FEWEST, BEYOND = 3, (3, 2)
-"""Steps that make a custom, and how far beyond their largest one is another."""
+FEWEST, BEYOND, FAR = 3, (3, 2), 3
+"""Steps that make a custom, how far beyond their largest one is another, and how far with one step less."""
 ENOUGH = 4
 """Steps of growth that are no accident."""
 
@@ -223,7 +224,8 @@ def outsized_step(log: Log, line: int) -> tuple[int, int] | None:
     one is far larger than all of them.
     """
     found = (_TOKENS.search(each) for each in log.named_lines[: line + 1])
-    sizes = [int((said[1] or said[2]).replace(",", "")) for said in found if said]
+    sizes = [int(next(filter(None, said.groups())).replace(",", "")) for said in found if said]
     most = max(sizes[:-1], default=0)
-    fewest = FEWEST - (len(set(sizes[:-1])) == 1)  # alike ones are a custom earlier
+    far = bool(sizes) and sizes[-1] >= FAR * most
+    fewest = FEWEST - (far or len(set(sizes[:-1])) == 1)  # alike ones are a custom earlier
     return (sizes[-1], most) if len(sizes) > fewest and sizes[-1] * BEYOND[1] >= most * BEYOND[0] else None

@@ -9,8 +9,6 @@ from memsheet.diagnose.verdict import Diagnosis, diagnose_texts
 
 ENDS: dict[str, tuple[tuple[str, str], ...]] = {
     "engine_overcommit": (
-        ("tgi", "RuntimeError: Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`"),
-        ("tgi prose", "text-generation-launcher: You need to decrease `--max-batch-prefill-tokens`: Not enough memory to handle 8192 prefill tokens"),
         ("vllm sampler", "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine."),
     ),
     "engine_overcommit or real_need or other_process": (
@@ -79,6 +77,18 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("dmesg cg", "[ 8831.1] Memory cgroup out of memory: Killed process 991 (pt_main_thread) total-vm:90012344kB, anon-rss:32011232kB"),
         ("systemd oomd", "systemd-oomd[812]: Killed /user.slice/user-1000.slice/app.scope due to memory pressure for /user.slice being 62.41% > 50.00% for > 20s with reclaim activity"),
         ("earlyoom", 'earlyoom[700]: sending SIGTERM to process 5123 uid 1000 "python": badness 1021, VmRSS 58321 MiB'),
+        ("earlyoom journal", 'Nov 12 03:11:42 box earlyoom[912]: sending SIGTERM to process 33311 uid 1000 "python": badness 1089, VmRSS 57312 MiB'),
+        ("oomd journal", "Nov 12 03:11:42 box systemd-oomd[731]: Killed /user.slice/user-1000.slice/app.scope due to memory pressure for /user.slice being 67.31% > 50.00% for > 20s with reclaim activity"),
+        ("winevent", "Event ID: 2004\nWindows successfully diagnosed a low virtual memory condition. The following programs consumed the most virtual memory: python.exe (21344) consumed 41231876096 bytes"),
+        ("slurm subject", "Slurm Job_id=2231907 Name=sft-7b Failed, Run time 00:41:12, OUT_OF_MEMORY"),
+        ("sacct", "JobID  JobName  State  ExitCode\n2231  train  OUT_OF_MEMORY  0:125"),
+        ("slurm letter", "Ihr Job 4431122 wurde beendet, weil er mehr Arbeitsspeicher belegt hat als angefordert (Status: OUT_OF_MEMORY)."),
+        ("helpdesk", "Dear user, your job 88 was killed by our watchdog because it used more memory than it had requested (128 GB)."),
+        ("helpdesk limit", "your batch job 7712 on gpu-node-11 was terminated by the resource\nmanager because the memory usage of the job (251.9 GB) exceeded the requested amount (250 GB)."),
+        ("helpdesk fr", "Votre travail 71 a été arrêté car il a utilisé plus de mémoire que demandé (64 Go)."),
+        ("helpdesk zh", "您的作业 4412 已被终止：使用的内存超过了申请的内存。"),
+        ("condor held", "Error from slot1_3@node: Job has gone over cgroup memory limit of 65536 megabytes. Last measured usage: 65531 megabytes.  Consider resubmitting with a higher request_memory."),
+        ("cloud run", "Memory limit of 16384 MiB exceeded with 16601 MiB used. Consider increasing the memory limit"),
         ("shm bus", "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\nRuntimeError: DataLoader worker (pid 214) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."),
         ("nccl shm", "NCCL WARN Call to posix_fallocate failed : No space left on device\nNCCL WARN Error while creating shared memory segment /dev/shm/nccl-X8d2 (size 9637888)\ntorch.distributed.DistBackendError: NCCL error: unhandled system error"),
         ("nccl shm new", "node1:77:102 [2] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-WDzEJ9 to 33030532 bytes, error: No space left on device (28)"),
@@ -128,6 +138,9 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("pin", 'RuntimeError: CUDA error: out of memory\n  File "/x/torch/utils/data/_utils/pin_memory.py", line 62, in pin_memory\n    return data.pin_memory(device)\nCUDA kernel errors might be asynchronously reported'),
     ),
     "nothing": (
+        ("a card's limit in words", "The job was cancelled because its GPU memory exceeded what the process may reserve."),
+        ("somebody else's constant", "GraphicsContext lost, reason OUT_OF_MEMORY"),
+        ("a limit of time", "Your job was terminated because it ran longer than the requested time limit."),
         ("llama.cpp's pinned pages", "ggml_cuda_host_malloc: failed to allocate 5000.00 MiB of pinned memory: out of memory\nserver is listening"),
         ("a pool that may go on", "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB with freed_by_count=0. The caller indicates that this is not a failure, but this may mean that there could be performance gains if more memory were available."),
         ("slurm exit 9", "srun: error: gpu-03: task 1: Killed\nslurmstepd: error: *** STEP 1.0 ON gpu-03 CANCELLED ***"),
@@ -190,6 +203,8 @@ ENDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("bnb managed", "CUDA Error: out of memory at line 422 in file /mmfs1/bitsandbytes/csrc/ops.cu"),
     ),
     "real_need": (
+        ("tgi", "RuntimeError: Not enough memory to handle 4096 prefill tokens. You need to decrease `--max-batch-prefill-tokens`"),
+        ("tgi prose", "text-generation-launcher: You need to decrease `--max-batch-prefill-tokens`: Not enough memory to handle 8192 prefill tokens"),
         ("llama.cpp's second card", "  Device 0: NVIDIA GeForce RTX 3090, compute capability 8.6\n  Device 1: NVIDIA GeForce RTX 3060, compute capability 8.6\nusing device CUDA1 (NVIDIA GeForce RTX 3060) - 11000 MiB free\nallocating 13012.00 MiB on device 1: cudaMalloc failed: out of memory\nalloc_tensor_range: failed to allocate CUDA1 buffer of size 13644070912"),
         ("hip need", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 3.50 GiB. GPU 0 has a total capacity of 23.98 GiB of which 1.20 GiB is free. Of the allocated memory 21.50 GiB is allocated by PyTorch, and 340.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_HIP_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management"),
         ("xpu", "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 15.56 GiB. Of the allocated memory 14.90 GiB is allocated by PyTorch, and 212.00 MiB is reserved by PyTorch but unallocated. Please use `empty_cache` to release all unoccupied cached memory."),

@@ -50,6 +50,19 @@ def test_without_a_cache_that_serves_a_refusal_stays_open(said: tuple[str, ...])
     assert found_in(*said, DIES).cause is Cause.UNKNOWN
 
 
+ANSWERED = 'INFO:     172.18.0.1:51544 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+
+
+@pytest.mark.parametrize(
+    "said", [(), ("[TM][INFO] [BlockManager] block_size = 12582912, max_block_count = 3431",)]
+)
+def test_a_server_that_has_answered_has_its_cache(said: tuple[str, ...]) -> None:
+    found = found_in("lmdeploy serve api_server x --cache-max-entry-count 0.9", *said, ANSWERED, DIES)
+    assert found.cause is Cause.ENGINE_OVERCOMMIT
+    assert "--cache-max-entry-count 0.85" in places(found)
+    assert ("40.20 GiB" in found.because) is bool(said)
+
+
 def too_long(length: int) -> str:
     return f"ERROR text_generation_launcher: Not enough memory to handle `max_total_tokens={length}`"
 
@@ -207,7 +220,7 @@ def test_a_servers_words_and_the_allocators_figures_are_of_one_failure_in_either
     assert replace(ends[0], notes=()) == ends[1]
     assert ends[0].term is not None
     assert ends[0].term.path == "mlp"
-    assert ends[0].cause is Cause.ENGINE_OVERCOMMIT
+    assert ends[0].cause is Cause.REAL_NEED
 
 
 ON_HOST = "ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 34359738368\nalloc_tensor_range: failed to allocate CPU buffer of size 34359738368\n"  # fmt: skip

@@ -145,3 +145,35 @@ def test_weights_that_a_card_has_room_for_lack_what_others_hold_of_it(
     assert found.cause is cause
     assert ("18844" in found.cures[0].change) is (cause is Cause.OTHER_PROCESS)
     assert "6120" not in found.cures[0].change
+
+
+GPUSTAT = "$ gpustat\n[0] NVIDIA RTX A5000 | 61'C,  99 % | 24114 / 24564 MB | ana(23980M)"
+STARTED = "$ CUDA_VISIBLE_DEVICES=0 python run.py\nRuntimeError: CUDA error: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (f"{GPUSTAT}\n{STARTED}", Cause.OTHER_PROCESS),
+        (f"{GPUSTAT.replace('$', 'ana@box:~$', 1)}\n{STARTED.replace('$', 'ana@box:~$', 1)}", Cause.OTHER_PROCESS),
+        (f"$ CUDA_VISIBLE_DEVICES=0 python run.py &\n{GPUSTAT}\nRuntimeError: CUDA error: out of memory", Cause.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_who_held_a_card_before_a_program_was_started_is_not_it(text: str, cause: Cause) -> None:
+    found = found_in(*text.split("\n"))
+    assert found.cause is cause
+    assert any("ana's" in cure.change for cure in found.cures)
+    assert "-1" not in str(found.cures)
+
+
+@pytest.mark.parametrize(
+    ("holder", "cause"),
+    [("...ollama_llama_server", Cause.OTHER_PROCESS), ("python", Cause.UNKNOWN), ("/srv/x/bin/python3", Cause.UNKNOWN)],
+)  # fmt: skip
+def test_a_program_that_is_none_of_python_s_did_not_raise_its_error(holder: str, cause: Cause) -> None:
+    text = (
+        "| NVIDIA-SMI 550.54 |\n|   0  NVIDIA GeForce RTX 3060  |  11702MiB / 12288MiB |\n"
+        f"|    0   N/A  N/A      2211      C   {holder}      11380MiB |\n"
+        "RuntimeError: CUDA failed with error out of memory"
+    )
+    assert found_in(*text.split("\n")).cause is cause

@@ -73,3 +73,13 @@ def test_what_failed_for_memory_or_goes_on_is_no_refusal(text: str) -> None:
 ])  # fmt: skip
 def test_a_warning_or_an_error_of_something_else_refuses_no_setting(text: str) -> None:
     assert not diagnose_texts({"log": text}).found
+
+
+def test_what_a_text_sets_under_the_name_that_a_sentence_says_is_a_setting() -> None:
+    refused = "AssertionError: Expandable segments are not compatible with memory pool."
+    found = diagnose_texts(
+        {"log": f"{refused}\nPYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is in my bashrc"}
+    )
+    assert found.cause is Cause.UNSUPPORTED_SETTING
+    assert found.cures[0].where == "without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert not diagnose_texts({"log": "AssertionError: Old values are not compatible with new code."}).found

@@ -26,14 +26,14 @@ WARMUP = traced("warmup", module="text_generation_server/models/flash_causal_lm.
 
 
 @pytest.mark.parametrize(("figures", "cause"), [
-    (OPEN, Cause.ENGINE_OVERCOMMIT),  # which the figures alone leave open
-    (FULL_CARD, Cause.ENGINE_OVERCOMMIT),
+    (OPEN, Cause.REAL_NEED),  # which the figures alone leave open
+    (FULL_CARD, Cause.REAL_NEED),
     (NEIGHBOUR, Cause.OTHER_PROCESS),  # which the server cannot see
 ])  # fmt: skip
 def test_a_server_s_words_behind_a_request_say_more_than_its_bytes(figures: str, cause: Cause) -> None:
     found = found_in(WARMUP, figures, PREFILL)
     assert found.cause is cause
-    assert ("--max-batch-prefill-tokens 6144" in offered(found)) is (cause is Cause.ENGINE_OVERCOMMIT)
+    assert ("--max-batch-prefill-tokens 6144" in offered(found)) is (cause is Cause.REAL_NEED)
     assert len({cure.change for cure in found.cures}) == len(found.cures)
 
 
