@@ -2,8 +2,9 @@
 metrics, of nvidia-smi's own log, of a script's CSV.
 
 W&B says ``system/gpu.0.memoryAllocatedBytes`` in bytes and ``…memoryAllocated`` in percent of the card
-(wandb's docs, System metrics reference); MLflow ``system/gpu_0_memory_usage_megabytes`` and
-``…_percentage``; nvidia-smi --query-gpu ``memory.used [MiB]``.
+(docs.wandb.ai, System metrics); MLflow ``system/gpu_0_memory_usage_megabytes`` and
+``…_percentage`` (mlflow/mlflow 12cb58df system_metrics/metrics/gpu_monitor.py); nvidia-smi --query-gpu
+``memory.used [MiB]``.
 """
 
 from __future__ import annotations
