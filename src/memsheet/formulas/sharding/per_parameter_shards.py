@@ -238,8 +238,8 @@ def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> Shar
     if not gloo or at_least(plan.mesh.sharded, 2) is False:
         unlike = len({id(group) for layers in walk.layers for group in layers.pattern}) > 1
         nested = any(group.inside for layers in walk.layers for group in layers.pattern)
-        ahead = _backward_inside if nested else _backward_prefetch
-        return replace(kept, fetching=cache(partial(ahead, of))) if unlike or nested else kept
+        begins = cache(partial(_backward_begins, of))
+        return replace(kept, fetching=begins) if unlike or nested else kept
     copied = Copies(of)
     return replace(
         kept,
@@ -314,24 +314,23 @@ def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: G
     return BytesByPath.of([of.unsharded(group), *fetched, waits])
 
 
-def _backward_inside(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
-    """A layer's backward begins by gathering the unit inside it, which nothing gathered ahead: the buffer it
-    comes in is there beside the parameters.
-    """
-    arrived = of.arrived(group if group.inside and not of.keeps else None)
-    return merge_moment([(1, _backward_unsharded(of, before, group, after)), (1, BytesByPath.of([arrived]))])
-
-
-def _backward_prefetch(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
-    """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py,
-    all_gather_copy_in). Among layers that are alike there is more to come.
+def _backward_begins(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
+    """A group's backward begins when what was gathered for it is copied out into its parameters, and with
+    the group before being gathered ahead, from its shards, cast for it in one buffer (torch 2.13
+    _fsdp_param_group.py, wait_for_unshard, which lets go of the all-gather's output; _fsdp_collectives.py,
+    all_gather_copy_in). Where the group before is smaller, or its parameters are padded for the ranks, the
+    first is the most. A unit inside a layer is gathered only now, by nothing ahead of it.
     """
     ahead, plan = None if of.keeps else of.outer(before), of.plan
+    own = _backward_unsharded(of, before, group, after)
+    if group.inside:
+        return merge_moment([(1, own), (1, BytesByPath.of([of.arrived(None if of.keeps else group)]))])
     cast = (
         _group_row_key(Component.TEMPORARIES, ahead, "shards"),
         ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded),
     )
-    return merge_moment([(1, _backward_unsharded(of, before, group, after)), (1, BytesByPath.of([cast]))])
+    copied_out = own if group is of.last else _backward_unsharded(of, group, group, after)
+    return largest_moment_rows([[(1, own), (1, BytesByPath.of([cast]))], [(1, copied_out)]])
 
 
 def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> BytesByPath:
