@@ -71,6 +71,16 @@ CASES = {
     ),
     "one head of keys is copied for the queries, before sinks": (SINKS, {**STEP, "attention": "eager"}),
     "copies of a tower that no picture passes through": (PICTURED, {**STEP, "microbatch": 1, "seq_len": 40, "precision": "bf16-master", "optimizer": "adamw"}),
+    "replicas of shards hold what they all-reduce, added to what is there": (
+        {**SMALL, "num_hidden_layers": 4}, {**SHARDED, "dp_replicate": 2, "precision": "fsdp2-mixed", "global_batch": 8},
+    ),
+    "the same, cast to what is there": (SMALL, {**SHARDED, "dp_replicate": 2, "precision.reduce": "fp32"}),
+    "two layers' first is copied out of its gather beside what the second reduces": (
+        {**ROUTED, "num_hidden_layers": 2}, {**SHARDED, "precision": "fsdp2-mixed", "seq_len": 13},
+    ),
+    "embeddings that are asked for a gradient stay beside activations on the host": (
+        SMALL, {**STEP, "recompute": "full", "offload": "activations", "lora_rank": 4, "lora_targets": ("q_proj",)},
+    ),
     "an optimizer that goes by the model's layers, under replicas": (SMALL, {**STEP, "engine": "transformers", "dp_replicate": 2, "optimizer": "muon"}),
 }  # fmt: skip
 
