@@ -217,8 +217,8 @@ def _root_group(embeddings: Group | None, parameters: tuple[HeldTensor, ...]) ->
 def per_parameter_overhead(
     plan: Plan, walk: StageLayers, *, gloo: bool, holds_reduced: bool = False
 ) -> ShardingOverhead:
-    """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor; ``holds_reduced``: what
-    replicas have all-reduced stays until backward is over.
+    """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor; ``holds_reduced``:
+    what replicas have all-reduced stays until backward is over.
     """
     of = _fsdp_groups(plan, walk)
     if agreed(plan.mesh.pp > 1):
@@ -379,8 +379,7 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
 
 def _all_reduced(of: Groups, group: Group) -> BytesByPath:
     """What an all-reduce over replicas was given, which each group holds until backward is over (torch 2.13
-    _fsdp_param_group.py, _all_reduce_state, which finalize_backward lets go; 2.6 likewise). The root's own come
-    when it is.
+    _fsdp_param_group.py, _all_reduce_state, which finalize_backward lets go). The root's own come when it is.
     """
     if group in of.rooted:
         return EMPTY
