@@ -118,8 +118,6 @@ FLAGS = (
 )  # fmt: skip
 """Choices of a configuration, each turned over one time in four."""
 TURNED = 0.25
-LABELLED = 0.15
-"""How often a model gives labels in place of words, where its family has such a class."""
 LAYER_NUMBERS = (
     "full_attn_idxs", "attn_layer_indices", "cross_attention_layers", "deepstack_visual_indexes", "fullatt_block_indexes",
     "intermediate_layers_indices", "moe_layers", "mlp_only_layers",
@@ -147,21 +145,11 @@ def pictured_classes() -> Mapping[str, str]:
     return dict(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
 
 
-@cache
-def labelled_classes() -> Mapping[str, str]:
-    """Class of each type that gives a sequence one of a few labels."""
-    from transformers.models.auto import modeling_auto
-
-    return dict(modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
-
-
 def drawn_config(family: str, draw: random.Random) -> Config:
     """A small configuration of ``family``, with sizes, biases and ties drawn."""
     made = _drawn(default_config(family), draw)
     if family in (classes := pictured_classes()):
         made["architectures"] = [classes[family]]
-    elif (labelled := labelled_classes().get(family)) and draw.random() < LABELLED:
-        made |= {"architectures": [labelled], "num_labels": draw.randint(1, 9), "pad_token_id": 0}
     return made
 
 
@@ -229,9 +217,8 @@ PLACES: tuple[tuple[int, Options], ...] = (
     (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 8}), (1, {"engine": "fsdp2", "zero": 3, "dp_replicate": 2, "dp_shard": 2}),
     (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 4, "reshard_after_forward": False}),
     (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 2, "tp": 2}), (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 2, "cp": 2}),
-    (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 2, "pp": 2, "schedule": "1f1b"}), (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 2, "pp": 2, "schedule": "gpipe"}),
     (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 2, "gradient_sync": "last"}), (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 4, "ep": 2}),
-    (1, {"engine": "transformers", "zero": 1, "dp_shard": 2}), (1, {"engine": "transformers", "pp": 2, "schedule": "naive"}),
+    (1, {"engine": "transformers", "zero": 1, "dp_shard": 2}),
 )  # fmt: skip
 """How often a place is drawn, and its options."""
 PRECISIONS = ("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure", "bf16-pure", "bf16-master")
@@ -308,9 +295,7 @@ def drawn_plan(draw: random.Random) -> Options:
         **draw.choice(RECOMPUTES[:9] if place else RECOMPUTES),
         **draw.choice(SHARDED_OPTIMIZERS if sharded else OPTIMIZERS),
     }
-    if place.get("schedule") in ("1f1b", "gpipe"):
-        plan["global_batch"] = batch * ranks * draw.randint(2, 4)
-    elif draw.random() < 0.3:  # the last micro-batch of some is smaller
+    if draw.random() < 0.3:  # the last micro-batch of some is smaller
         plan["global_batch"] = draw.randint(batch + 1, 4 * batch) * ranks
     if draw.random() < 0.15:
         plan["dropout"] = 0.1

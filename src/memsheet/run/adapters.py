@@ -62,7 +62,8 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         raise input_error(
             "adapter", "lora", "is peft's, which is not installed", "pip install peft"
         ) from None
-    if plan.recompute.mode is RecomputeMode.FULL:  # the library's own switch, by which peft is asked for it
+    recomputes = plan.recompute.mode is not RecomputeMode.NONE
+    if recomputes:
         model.enable_input_require_grads()  # type: ignore[operator]
     if plan.adapter.kind not in (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.LORA_FA):
         return _other_method(model, plan)
