@@ -173,38 +173,49 @@ def named_plan(
 
 
 def compared(model: str, name: str, config: Mapping[str, Any], options: Options, device: str = "cuda") -> Row:
-    """One plan, predicted and traced in this process. ``options``: a request; ``device``: "cuda" or "cpu"."""
+    """One plan, predicted and traced in this process: of its stages the one that is farthest apart.
+    ``options``: a request; ``device``: "cuda" or "cpu".
+    """
     start = time.perf_counter()
     spec = read_hf_config(config, name=model)
     try:
         plan = resolve_request({**options, "task": "train"}, spec, real=True).plan
-        predicted = account_rank(spec, plan, device=device)
+        stages = range(plan.mesh.pp)
+        predicted = [account_rank(spec, plan, stage=stage, device=device) for stage in stages]
         traced = _traced(config, spec, plan, device)
     except InputError as error:
         return Row(model=model, plan=name, refused=" ".join(str(error).split()))
+    rows = [
+        _row_of_stage(Row(model=model, plan=name), *sheets) for sheets in zip(traced, predicted, strict=True)
+    ]
+    worst = max(rows, key=lambda row: abs(row.error))
+    return replace(worst, seconds=time.perf_counter() - start)
+
+
+def _row_of_stage(named: Row, traced: Sheet, predicted: Sheet) -> Row:
     peak, guess = int(traced.peak.value), int(predicted.peak.value)
-    return Row(
-        model=model,
-        plan=name,
+    return replace(
+        named,
         traced_bytes=peak,
         predicted_bytes=guess,
         error=(guess - peak) / peak,
         item=_worst(traced, predicted),
-        seconds=time.perf_counter() - start,
     )
 
 
-def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan, device: str) -> Sheet:
+def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan, device: str) -> list[Sheet]:
+    """Of the first rank of each pipeline stage."""
     from memsheet.questions.traced import repeated_layer_depth
     from memsheet.trace.requests import answer
 
+    stages = int(plan.mesh.pp)
     asked = {
-        "config": dict(config), "plan": plan_document(plan), "device": device, "scratch": False, "ranks": [0],
-        "depth": repeated_layer_depth(spec),
+        "config": dict(config), "plan": plan_document(plan), "device": device, "scratch": False,
+        "ranks": [stage * int(plan.mesh.gpus) // stages for stage in range(stages)], "depth": repeated_layer_depth(spec),
     }  # fmt: skip
     with warnings.catch_warnings(action="ignore"):
-        (found,) = answer(asked)["timelines"]
-    return sheet_of(timeline_from(found["events"]))
+        found = answer(asked)["timelines"]
+    return [sheet_of(timeline_from(each["events"])) for each in found]
 
 
 def _worst(traced: Sheet, predicted: Sheet) -> Item:

@@ -216,6 +216,9 @@ PLACES: tuple[tuple[int, Options], ...] = (
     (2, {"engine": "fsdp2", "zero": 3, "dp_shard": 2}), (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 3}),
     (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 8}), (1, {"engine": "fsdp2", "zero": 3, "dp_replicate": 2, "dp_shard": 2}),
     (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 4, "reshard_after_forward": False}),
+    (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 2, "tp": 2}), (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 2, "cp": 2}),
+    (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 2, "gradient_sync": "last"}), (1, {"engine": "fsdp2", "zero": 3, "dp_shard": 4, "ep": 2}),
+    (1, {"engine": "transformers", "zero": 1, "dp_shard": 2}),
 )  # fmt: skip
 """How often a place is drawn, and its options."""
 PRECISIONS = ("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure", "bf16-pure", "bf16-master")
@@ -232,6 +235,7 @@ OPTIMIZERS: tuple[Options, ...] = (
     {"optimizer": "adafactor", "optimizer_implementation": "foreach"}, {"optimizer": "muon"}, {"optimizer": "rmsprop"}, {"optimizer": "adagrad"},
     {"optimizer": "adamw_8bit"}, {"optimizer": "lion"}, {"optimizer": "galore", "optimizer.rank": 7}, {"optimizer": "lion_8bit"},
     {"optimizer": "ademamix"}, {"optimizer": "adam_mini"}, {"optimizer": "adamw", "optimizer_in_backward": True},
+    {"optimizer": "ademamix_8bit"}, {"optimizer": "rmsprop_8bit"},
 )  # fmt: skip
 SHARDED_OPTIMIZERS = tuple(
     one
@@ -284,20 +288,27 @@ def drawn_plan(draw: random.Random) -> Options:
     plan = {
         **place,
         "microbatch": batch,
-        "seq_len": draw.choice((draw.randint(17, 700), 64 * draw.randint(1, 10))),
+        "seq_len": _drawn_length(draw, place),
         "precision": draw.choice(SHARDED_PRECISIONS if sharded else PRECISIONS),
         "attention": draw.choice(ATTENTIONS),
         "loss": "plain" if len(place) > 0 else draw.choice(LOSSES),
         **draw.choice(RECOMPUTES[:9] if place else RECOMPUTES),
         **draw.choice(SHARDED_OPTIMIZERS if sharded else OPTIMIZERS),
     }
-    if draw.random() < 0.3:
-        plan["global_batch"] = batch * ranks * draw.randint(2, 4)
+    if draw.random() < 0.3:  # the last micro-batch of some is smaller
+        plan["global_batch"] = draw.randint(batch + 1, 4 * batch) * ranks
     if draw.random() < 0.15:
         plan["dropout"] = 0.1
     if draw.random() < 0.1:
         plan["offload"] = draw.choice(("activations", "optimizer"))
     return {**plan, **(_drawn_adapter(draw, sharded=sharded) if draw.random() < 0.4 else {})}
+
+
+def _drawn_length(draw: random.Random, place: Options) -> int:
+    """Tokens of a sequence: any, even ones, a few alone; whole pieces, where ranks share it."""
+    if "cp" in place:
+        return 4 * draw.randint(1, 160)
+    return draw.choice((draw.randint(17, 700), 64 * draw.randint(1, 10), draw.randint(1, 16)))
 
 
 def _drawn_adapter(draw: random.Random, *, sharded: bool) -> Options:
@@ -394,7 +405,8 @@ def plan_of_case(config: Mapping[str, Any], options: Options) -> Plan:
     if not has_written_layers(spec):
         raise input_error("model", spec.name, "has layers that are not written down")
     plan = resolve_request({**request_of(options), "task": "train"}, spec).plan
-    account_rank(spec, plan)
+    for stage in range(plan.mesh.pp):
+        account_rank(spec, plan, stage=stage)
     return plan
 
 

@@ -40,6 +40,10 @@ ROUTED = {
     **SMALL, "model_type": "qwen3_moe", "num_hidden_layers": 3, "head_dim": 16, "num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 512,
     "mlp_only_layers": [],
 }  # fmt: skip
+SINKS = {
+    "model_type": "gpt_oss", "hidden_size": 128, "intermediate_size": 200, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16,
+    "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 386, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 32,
+}  # fmt: skip
 TWO_STACKS = {
     "model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"], "d_model": 128, "d_kv": 16, "d_ff": 512, "num_layers": 3, "num_heads": 8, "vocab_size": 386,
 }  # fmt: skip
@@ -62,6 +66,21 @@ CASES = {
     "zeros for probabilities that are handed on": (NEO, REENTRANT),
     "the same in fp32 with dropout": (NEO, {**REENTRANT, "precision": "fp32", "dropout": 0.1}),
     "scores go before probabilities are lowered": (NEO, {**AGAIN, "precision": "bf16-autocast"}),
+    "a layer with experts is copied out of its gather before a plain one": (
+        {**ROUTED, "hidden_size": 160, "num_experts": 8, "mlp_only_layers": [2]}, {**SHARDED, "dp_shard": 3, "seq_len": 13, "microbatch": 4},
+    ),
+    "one head of keys is copied for the queries, before sinks": (SINKS, {**STEP, "attention": "eager"}),
+    "copies of a tower that no picture passes through": (PICTURED, {**STEP, "microbatch": 1, "seq_len": 40, "precision": "bf16-master", "optimizer": "adamw"}),
+    "replicas of shards hold what they all-reduce, added to what is there": (
+        {**SMALL, "num_hidden_layers": 4}, {**SHARDED, "dp_replicate": 2, "precision": "fsdp2-mixed", "global_batch": 8},
+    ),
+    "the same, cast to what is there": (SMALL, {**SHARDED, "dp_replicate": 2, "precision.reduce": "fp32"}),
+    "two layers' first is copied out of its gather beside what the second reduces": (
+        {**ROUTED, "num_hidden_layers": 2}, {**SHARDED, "precision": "fsdp2-mixed", "seq_len": 13},
+    ),
+    "embeddings that are asked for a gradient stay beside activations on the host": (
+        SMALL, {**STEP, "recompute": "full", "offload": "activations", "lora_rank": 4, "lora_targets": ("q_proj",)},
+    ),
     "an optimizer that goes by the model's layers, under replicas": (SMALL, {**STEP, "engine": "transformers", "dp_replicate": 2, "optimizer": "muon"}),
 }  # fmt: skip
 

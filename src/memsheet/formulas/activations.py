@@ -15,6 +15,7 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, RunConfig, stored_as
 from memsheet.formulas.recordings import record_block, record_embeddings, record_head, record_loss
 from memsheet.formulas.states.params import stack_prefix
+from memsheet.formulas.tapes.bytes_by_path import BytesByPath
 from memsheet.formulas.tapes.evaluate import (
     Part,
     Release,
@@ -27,8 +28,9 @@ from memsheet.formulas.tapes.graph import GradientSum
 from memsheet.frozen import dataclass, replace
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.engine import Engine
-from memsheet.plan.model import Block, ModelSpec
+from memsheet.plan.model import Block, Embeddings, ModelSpec
 from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
+from memsheet.sheet import Component
 
 if TYPE_CHECKING:
     from memsheet.recording import Recording
@@ -204,6 +206,8 @@ def _alike_end_parts(
     if spec.embeddings.weights and not head_alone:
         table = record_embeddings(spec.embeddings, how, tied=_tied_gradient_join(spec, how, plan))
         first = evaluate_tape(table, axes, "", release=joins)
+        if how.asks_grad and how.offloads:
+            first = replace(first, lingers=_asked_output(spec.embeddings, first))
     if spec.head.kind != "none":
         norms = tuple(
             replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms
@@ -237,6 +241,15 @@ def _recorded_end_parts(recording: Recording, plan: Plan, engine: Engine, *, rel
         found[0] = tuple(select_part(condition, many, few) for few, many in zip(*found, strict=True))
     first, last, loss = found[0]
     return Ends(embeddings=first, head=last, loss=loss)
+
+
+def _asked_output(embeddings: Embeddings, first: Part) -> BytesByPath:
+    """What embeddings return, where it is asked for a gradient itself: a leaf, which the node that adds its
+    gradient up holds until the graph goes, though what its checkpoint saves of it is on the host (torch 2.13
+    csrc/autograd/functions/accumulate_grad.h: AccumulateGrad has the variable).
+    """
+    path = f"{embeddings.weights[0].path.removesuffix('.weight')}/output"
+    return BytesByPath.of([((Component.SAVED_ACTIVATIONS, path), first.output)])
 
 
 def _release_at_ends(spec: ModelSpec, release: Release) -> tuple[Release, Release]:

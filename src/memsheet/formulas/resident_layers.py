@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memsheet.arith import Count, agreed
 from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.sharding.overhead import ShardingOverhead
@@ -167,6 +169,14 @@ def embedding_output(step: Step, run: int, repetition: int, place: int) -> list[
     ]
 
 
+def asked_embeddings(step: Step) -> Moment:
+    """From the end of forward to that of backward, what embeddings return where it stays though it is on the
+    host.
+    """
+    first = step.walk.embeddings
+    return [(1, first.part.lingers)] if first is not None and first.part.lingers.held else []
+
+
 def tower_resident_tensors(step: Step, run: int) -> Moment:
     """What goes by a name while the layers of a pictures' tower run, and those that come after it."""
     if run < step.walk.entry:
@@ -213,7 +223,7 @@ def later_layer_leftovers(
         for times, group in behind
         if group.part.lingers is not EMPTY and group.part.lingers.held
     ]
-    return [*_gradients_left(step, run, repetition, place), *lingering]
+    return [*_gradients_left(step, run, repetition, place), *lingering, *reductions_held(step, behind)]
 
 
 def _gradients_left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
@@ -230,6 +240,16 @@ def _gradients_left(step: Step, run: int, repetition: int, place: int) -> list[t
     here = walk.layers[run]
     moment += [(here.count - 1 - repetition, around.leaves(group)) for group in here.pattern]
     return moment + [(1, around.leaves(group)) for group in here.pattern[place + 1 :]]
+
+
+def reductions_held(step: Step, behind: Sequence[tuple[Count, Group]]) -> list[tuple[Count, BytesByPath]]:
+    """What reductions of groups ``behind``, so many times each, and of the head keep until backward is
+    over.
+    """
+    held, head = step.around.lingers, step.walk.head
+    if held is None:
+        return []
+    return [(count, held(group)) for count, group in (*behind, *([(1, head)] if head else []))]
 
 
 def head_left(step: Step) -> list[tuple[Count, BytesByPath]]:

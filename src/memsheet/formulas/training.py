@@ -10,6 +10,7 @@ from memsheet.arith import agreed
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.resident_layers import (
     all_kept,
+    asked_embeddings,
     cached_forward_tensors,
     earlier_layer_activations,
     early_gradients,
@@ -17,6 +18,7 @@ from memsheet.formulas.resident_layers import (
     head_left,
     later_layer_leftovers,
     layer_index,
+    reductions_held,
     segment_backward_moments,
     segment_inputs,
     tower_backward_adjustment,
@@ -33,14 +35,17 @@ def peak_candidates(step: Step) -> dict[Instant, list[Moment]]:
     """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
     resting = bundle_moment([(1, step.states), (1, step.around.always), (1, step.around.between)])
     base = bundle_moment([*resting, (1, step.around.through), (1, step.resident_gradients), (1, step.others)])
-    kept = all_kept(step)
+    kept, leaf = all_kept(step), asked_embeddings(step)
     return {
         Instant.LOAD: [resting],
         Instant.FORWARD: [[*base, *moment] for moment in _forward_moments(step)],
         Instant.LOSS: [
-            [*base, (1, step.named), (1, step.kept_tables), *kept, *moment] for moment in _loss_moments(step)
+            [*base, (1, step.named), *leaf, (1, step.kept_tables), *kept, *moment]
+            for moment in _loss_moments(step)
         ],
-        Instant.BACKWARD: [[*base, (1, step.named), *moment] for moment in _backward_moments(step, kept)],
+        Instant.BACKWARD: [
+            [*base, (1, step.named), *leaf, *moment] for moment in _backward_moments(step, kept)
+        ],
     }
 
 
@@ -152,7 +157,7 @@ def _inside_forward(step: Step) -> Moment:
     last = len(step.walk.layers) - 1
     return [
         *((1, kept) for kept in named),
-        *embedding_output(step, last, 1, 0),
+        *([] if asked_embeddings(step) else embedding_output(step, last, 1, 0)),
         *tower_resident_tensors(step, last),
     ]
 
@@ -236,6 +241,7 @@ def _backward_stop_places(step: Step) -> frozenset[tuple[int, int]]:
 def _everything_left(step: Step) -> Moment:
     groups = [(run.count, group) for run in step.walk.layers for group in run.pattern]
     lingering = [(count, group.part.lingers) for count, group in groups if group.part.lingers.held]
+    lingering += reductions_held(step, groups)
     if step.lets_go:
         return [*lingering, *(head_left(step) if step.walk.tied else [])]
     left = [(count, step.around.leaves(group)) for count, group in groups]

@@ -182,6 +182,12 @@ def _resident_state_rows(
         if master is not None:
             pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
         pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan, block)))
+    if master is not None:  # which are made with the optimizer, whether or not a gradient ever comes
+        pairs += (
+            ((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(how.shard(h, plan)))
+            for h in parameters
+            if h.unreached
+        )
     return BytesByPath.of([*pairs, *scaler_states(plan, engine).held.items()])
 
 

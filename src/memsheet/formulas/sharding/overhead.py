@@ -31,8 +31,10 @@ class ShardingOverhead:
     runs; ``ahead``: of a group while the one before it does, None where that is nothing; ``at_loss``: while
     the loss is taken, None where that is as while the head runs; ``holds``: from its forward to its backward.
     ``backward``: while its backward runs; ``leaving``: right after it; ``leaves``: gradients that stay until
-    the optimizer's step. ``fetching``: when a group's backward is about to run and the one before is gathered
-    ahead; ``reducing``: when its gradients are on their way; both None where that is never the most.
+    the optimizer's step; ``lingers``: what a group's reduction keeps besides until the whole backward is
+    over, None where that is nothing. ``fetching``: when a group's backward is about to run and the one before
+    is gathered ahead; ``reducing``: when its gradients are on their way; both None where that is never the
+    most.
     ``during(run, repetition)``: what a place of the backward adds, the embeddings at (-1, 0) and the head at
     (number of runs, 0); ``stops``: the places worth a look for it; ``end``: when the last backward is over
     and before the optimizer's step.
@@ -52,6 +54,7 @@ class ShardingOverhead:
     fetching: Callable[[Group | None, Group, Group | None], BytesByPath] | None = None
     reducing: Callable[[Group | None, Group], BytesByPath] | None = None
     leaves: Callable[[Group], BytesByPath] = _no_overhead
+    lingers: Callable[[Group], BytesByPath] | None = None
     during: Callable[[int, int], BytesByPath] = _no_overhead
     stops: frozenset[tuple[int, int]] = frozenset()
     end: BytesByPath = EMPTY

@@ -214,8 +214,12 @@ def _root_group(embeddings: Group | None, parameters: tuple[HeldTensor, ...]) ->
     return replace(embeddings, name=ROOT, parameters=parameters) if embeddings and parameters else None
 
 
-def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
-    """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
+def per_parameter_overhead(
+    plan: Plan, walk: StageLayers, *, gloo: bool, holds_reduced: bool = False
+) -> ShardingOverhead:
+    """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor; ``holds_reduced``:
+    what replicas have all-reduced stays until backward is over.
+    """
     of = _fsdp_groups(plan, walk)
     if agreed(plan.mesh.pp > 1):
         return _pipelined_overhead(of, walk)
@@ -234,12 +238,14 @@ def per_parameter_overhead(plan: Plan, walk: StageLayers, *, gloo: bool) -> Shar
         backward=cache(partial(_backward_unsharded, of)),
         leaving=cache(partial(_reduce_scatter_peak, of)),
         leaves=of.leaves,
+        lingers=cache(partial(_all_reduced, of)) if holds_reduced else None,
     )
     if not gloo or at_least(plan.mesh.sharded, 2) is False:
         unlike = len({id(group) for layers in walk.layers for group in layers.pattern}) > 1
         nested = any(group.inside for layers in walk.layers for group in layers.pattern)
-        ahead = _backward_inside if nested else _backward_prefetch
-        return replace(kept, fetching=cache(partial(ahead, of))) if unlike or nested else kept
+        count = sum(layers.count * len(layers.pattern) for layers in walk.layers)
+        begins = cache(partial(_backward_begins, of))
+        return replace(kept, fetching=begins) if unlike or nested or agreed(count <= FEW_LAYERS) else kept
     copied = Copies(of)
     return replace(
         kept,
@@ -314,24 +320,29 @@ def _backward_unsharded(of: Groups, before: Group | None, group: Group, after: G
     return BytesByPath.of([of.unsharded(group), *fetched, waits])
 
 
-def _backward_inside(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
-    """A layer's backward begins by gathering the unit inside it, which nothing gathered ahead: the buffer it
-    comes in is there beside the parameters.
-    """
-    arrived = of.arrived(group if group.inside and not of.keeps else None)
-    return merge_moment([(1, _backward_unsharded(of, before, group, after)), (1, BytesByPath.of([arrived]))])
+FEW_LAYERS = 2
+"""Layers of which the first has a plain head's gradients, or a like layer's alone, behind it: among more, the
+second's backward has as much gathered, as much waiting, and gradients beside it.
+"""
 
 
-def _backward_prefetch(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
-    """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py,
-    all_gather_copy_in). Among layers that are alike there is more to come.
+def _backward_begins(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
+    """A group's backward begins when what was gathered for it is copied out into its parameters, and with
+    the group before being gathered ahead, from its shards, cast for it in one buffer (torch 2.13
+    _fsdp_param_group.py, wait_for_unshard, which lets go of the all-gather's output; _fsdp_collectives.py,
+    all_gather_copy_in). Where the group before is smaller, or its parameters are padded for the ranks, the
+    first is the most. A unit inside a layer is gathered only now, by nothing ahead of it.
     """
     ahead, plan = None if of.keeps else of.outer(before), of.plan
+    own = _backward_unsharded(of, before, group, after)
+    if group.inside:
+        return merge_moment([(1, own), (1, BytesByPath.of([of.arrived(None if of.keeps else group)]))])
     cast = (
         _group_row_key(Component.TEMPORARIES, ahead, "shards"),
         ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded),
     )
-    return merge_moment([(1, _backward_unsharded(of, before, group, after)), (1, BytesByPath.of([cast]))])
+    copied_out = own if group is of.last else _backward_unsharded(of, group, group, after)
+    return largest_moment_rows([[(1, own), (1, BytesByPath.of([cast]))], [(1, copied_out)]])
 
 
 def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> BytesByPath:
@@ -364,6 +375,26 @@ def _reduce_scatter_peak(of: Groups, before: Group | None, group: Group) -> Byte
     )
     around = _around_inside(group) if group.inside else EMPTY
     return largest_moment_rows([[(1, copied), (1, around)], [(1, gone), (1, around)]])
+
+
+def _all_reduced(of: Groups, group: Group) -> BytesByPath:
+    """What an all-reduce over replicas was given, which each group holds until backward is over (torch 2.13
+    _fsdp_param_group.py, _all_reduce_state, which finalize_backward lets go). The root's own come when it is.
+    """
+    if group in of.rooted:
+        return EMPTY
+    shard = ceil_div(of.reduced(group)[1], of.plan.mesh.sharded)
+    size = where(at_least(of.plan.mesh.dp_replicate, 2), shard, 0)
+    return BytesByPath.of([(_group_row_key(Component.COMMUNICATION, group, "all_reduce"), size)])
+
+
+def holds_all_reduced(plan: Plan, engine: Engine) -> bool:
+    """Whether what replicas all-reduce is no gradient itself: it is added to those of earlier micro-batches,
+    or cast to their dtype (torch 2.13 _fsdp_collectives.py, foreach_reduce).
+    """
+    added = accumulates_gradients(plan, engine) and not reduces_surely_last(plan, engine)
+    casts = plan.precision.reduce is not plan.precision.gradients
+    return (added or casts) and at_least(plan.mesh.dp_replicate, 2) is not False
 
 
 def adds_on_arrival(plan: Plan, engine: Engine) -> bool:
@@ -542,7 +573,10 @@ def _engine_overhead(
     plan: Plan, engine: Engine, _: tuple[HeldTensor, ...], stage: StageLayers
 ) -> ShardingOverhead:
     rooted = engine.roots_frozen_ends and plan.adapter is not None
-    return per_parameter_overhead(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)
+    stage = replace(stage, tied=True) if rooted else stage
+    return per_parameter_overhead(
+        plan, stage, gloo=engine.processor, holds_reduced=holds_all_reduced(plan, engine)
+    )
 
 
 def _offloaded(

@@ -62,12 +62,12 @@ def idle_bytes(
 def trained_bytes(
     model: ModelSpec, plan: Plan, shard: Shard, states: Made, listed: Listed = tower_tensors
 ) -> Count:
-    """Gradients, master weights and optimizer states of such parameters on a rank, had they been trained."""
+    """Gradients and optimizer states of such parameters on a rank, had they been trained; copies in another
+    precision are there in any case.
+    """
     total: Count = 0
-    master = plan.precision.master_weights
     for one, elements in _idle_tensors(model, plan, shard, listed):
-        own = gradient_dtype(one, plan).nbytes(elements) + (master.nbytes(elements) if master else 0)
-        total = total + one.times * (own + states(one, elements))
+        total = total + one.times * (gradient_dtype(one, plan).nbytes(elements) + states(one, elements))
     return total
 
 

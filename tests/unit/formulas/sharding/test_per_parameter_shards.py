@@ -94,3 +94,41 @@ def test_a_unit_inside_a_layer_is_held_as_the_job_holds_it(family: str, also: di
         ask(config, **SHARDED, **also).sheets for ask in (memsheet.train, memsheet.trace)
     )
     assert int(told.allocated.value) == pytest.approx(int(seen.allocated.value), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("also", "held"),
+    [({}, False), ({"global_batch": 16}, True), ({"global_batch": 16, "gradient_sync": "last"}, False)],
+)
+def test_replicas_hold_what_they_all_reduce_where_it_becomes_no_gradient(
+    also: dict[str, object], held: bool
+) -> None:
+    """A layer's shard in the reduce dtype, until backward is over (torch 2.13 _fsdp_param_group.py,
+    _all_reduce_state): where it is added to gradients of earlier micro-batches, it is not one itself.
+    """
+    options = {"engine": "fsdp2", "zero": 3, "dp_shard": 4, "seq_len": 64, "fix": False}
+    (sheet,) = memsheet.train("llama-tiny", dp_replicate=2, **options, **also).sheets
+    waits = sum(
+        int(item.largest.value)
+        for item in sheet.items
+        if item.component is Component.COMMUNICATION and item.path.endswith("/all_reduce")
+    )
+    assert (waits > 0) is held
+    (alone,) = memsheet.train("llama-tiny", **options).sheets
+    assert not any(item.path.endswith("/all_reduce") for item in alone.items)
+
+
+def test_a_larger_layers_gather_is_there_while_it_is_copied_out() -> None:
+    """Before a layer's backward a smaller one is gathered ahead, or nothing: until then its own buffer is
+    beside its parameters (torch 2.13 _fsdp_param_group.py, wait_for_unshard).
+    """
+    walk, plan = stage(), planned()
+    (layer,) = walk.layers[0].pattern
+    small = replace(layer, name="small", parameters=layer.parameters[:0])
+    unlike = replace(walk, layers=(replace(walk.layers[0], pattern=(small, layer)),))
+    around = per_parameter_overhead(plan, unlike, gloo=False)
+    assert around.fetching is not None
+    begun = around.fetching(small, layer, layer)
+    own = around.backward(layer, layer, layer)
+    assert begun.total == own.total
+    assert begun.total > around.backward(small, layer, layer).total

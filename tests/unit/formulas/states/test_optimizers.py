@@ -314,3 +314,23 @@ def test_states_that_are_made_with_the_optimizer_are_those_of_idle_towers_too(
     )
     assert tower > 0
     assert states == (tower if made else 0)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_copies_in_another_precision_are_of_idle_towers_too(optimizer: str) -> None:
+    """They are made with the optimizer, of all that asks for a gradient (NVIDIA/Megatron-LM 71371b4,
+    megatron/core/optimizer/optimizer.py, Float16OptimizerWithFloat16Params).
+    """
+    (sheet,) = memsheet.train(
+        "qwen2.5-vl-7b", seq_len=512, optimizer=optimizer, precision="bf16-master", fix=False
+    ).sheets
+    tower, copies = (
+        sum(
+            item.largest.value
+            for item in sheet.items
+            if item.component is component and "visual" in item.path
+        )
+        for component in (Component.PARAMETERS, Component.MASTER_WEIGHTS)
+    )
+    assert tower > 0
+    assert copies == 2 * tower

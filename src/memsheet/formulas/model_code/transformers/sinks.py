@@ -54,7 +54,9 @@ def _eager_sink_attention(
     """
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
-    weights = r.scale(r.product(q, k, ("b", "a", "s", "s"), path + "/scores"), path + "/scores")
+    one = how.several and at.kv_heads == 1  # a head that is a view for all queries is joined by a copy
+    weights = r.product(q, k, ("b", "a", "s", "s"), path + "/scores", copies=(False, one))
+    weights = r.scale(weights, path + "/scores")
     weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
     joined = r.cat((weights, _sink_logits(r, path + ".sinks", how)), JOINED, path + "/joined")
     joined = broadcast_subtract(r, joined, _row_maximum(r, joined, path), path + "/joined")
