@@ -119,6 +119,7 @@ class RunConfig:
     by_sequences: bool = False  # one sequence runs otherwise than several
     at: tuple[int, int] | None = None  # sequences and tokens, for what is on record at single sizes
     side: str = ""  # of a recorded model's windows: what a way to run says of it, as JSON
+    kept_keys: DType | None = None  # a generation's cache takes the prompt's keys and values, in this dtype
     mask: bool = (
         False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
     )

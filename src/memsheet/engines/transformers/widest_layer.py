@@ -8,6 +8,7 @@ from memsheet.arith import Count, at_least, ceil_div, is_zero, maximum, minimum,
 from memsheet.engines.transformers.forward_work import Work
 from memsheet.engines.transformers.recurrent_operations import delta_step_bytes, runs_delta_rule, scan_bytes
 from memsheet.formulas.activations import run_config_of
+from memsheet.formulas.model_code.transformers.attention import CACHED
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
 from memsheet.formulas.model_code.transformers.code import block_axes
@@ -17,7 +18,7 @@ from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token
 from memsheet.formulas.states.held import HeldTensor
-from memsheet.formulas.tapes.evaluate import evaluate_tape
+from memsheet.formulas.tapes.evaluate import Part, evaluate_tape
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import BOOL, FP32, DType
@@ -110,7 +111,9 @@ def _recorded_operation_bytes(block: Block, spec: ModelSpec, plan: Plan, engine:
     plain = replace(plan, adapter=adapter, quantization=None)
     # what training's tensor parallelism keeps is not kept here
     alone = replace(plain, mesh=replace(plan.mesh, tp=1))
-    how = block_numerics(block, plain, work.shape, replace(run_config_of(alone, engine), autocast=None))
+    kept = plan.cache.kv_dtype if _fills_cache(block, spec, work) else None
+    run = replace(run_config_of(alone, engine), autocast=None, kept_keys=kept)
+    how = block_numerics(block, plain, work.shape, run)
     axes = block_axes(block, plain, work.shape)
     part = evaluate_tape(record_block(block, how, saving=False), axes, "", release=True)
     shared = (
@@ -121,7 +124,24 @@ def _recorded_operation_bytes(block: Block, spec: ModelSpec, plan: Plan, engine:
         block.kind in NAMED_ATTENTION
     )  # what each table gave stays through the forward
     named = lasting * part.arriving.total
-    return part.forward.total + shared + named
+    return part.forward.total + shared + named - _cached_bytes(part)
+
+
+def _fills_cache(block: Block, spec: ModelSpec, work: Work) -> bool:
+    """Whether a prompt passes through a layer of those that keep its keys and values."""
+    decodes = (run.pattern for stack in spec.stacks if stack.role == "decoder" for run in stack.runs)
+    return isinstance(work.cached, int) and work.cached == 0 and any(block in each for each in decodes)
+
+
+@formula(
+    cites=TRANSFORMERS_CACHE,
+    at="DynamicLayer.update: attention works on the cache's own keys and values, the last layer's too",
+)
+def _cached_bytes(part: Part) -> Count:
+    """What a layer's own cache holds of the prompt, which is on the sheet as the cache; its moments before
+    have it not.
+    """
+    return sum(size for (_, path), size in part.cached.held.items() if path.endswith(CACHED))
 
 
 def _plain_delta_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Count:
