@@ -93,7 +93,7 @@ class RunConfig:
     # more than one sequence: eager products copy operands whose batch and heads are no single dimension
     several: bool = False
     again: frozenset[str] = frozenset()  # last names of modules that run their forward again in backward
-    positions_each: bool = False  # learned positions are looked up for each sequence
+    positions_each: bool = False  # learned positions are looked up, and turned ones made, for each sequence
     offloads: bool = False  # what is saved for backward waits on the host
     processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
     # torch before 1.11: softmax saves its input; models of the time added a mask in their parameters' dtype

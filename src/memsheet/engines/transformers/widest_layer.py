@@ -12,6 +12,7 @@ from memsheet.formulas.model_code.transformers.attention import CACHED
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
 from memsheet.formulas.model_code.transformers.code import block_axes
+from memsheet.formulas.model_code.transformers.ends import embedded_by_module
 from memsheet.formulas.model_code.transformers.families import family_traits
 from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
@@ -112,18 +113,17 @@ def _recorded_operation_bytes(block: Block, spec: ModelSpec, plan: Plan, engine:
     # what training's tensor parallelism keeps is not kept here
     alone = replace(plain, mesh=replace(plan.mesh, tp=1))
     kept = plan.cache.kv_dtype if _fills_cache(block, spec, work) else None
-    run = replace(run_config_of(alone, engine), autocast=None, kept_keys=kept)
+    run = replace(run_config_of(alone, engine), autocast=None, kept_keys=kept, positions_each=True)
     how = block_numerics(block, plain, work.shape, run)
     axes = block_axes(block, plain, work.shape)
     part = evaluate_tape(record_block(block, how, saving=False), axes, "", release=True)
     shared = (
         mask_and_rotary_bytes(spec, plain, work.shape, how).total
-        + work.sequences * shared_tables(spec, plain, work.shape, how).total
-    )  # generate counts each one's positions
-    lasting = max(1, len(spec.embeddings.weights)) + (
-        block.kind in NAMED_ATTENTION
-    )  # what each table gave stays through the forward
-    named = lasting * part.arriving.total
+        + shared_tables(spec, plain, work.shape, how).total
+    )
+    tables = 1 if embedded_by_module(spec.embeddings) else max(1, len(spec.embeddings.weights))
+    # what each table gave stays through the forward
+    named = (tables + (block.kind in NAMED_ATTENTION)) * part.arriving.total
     return part.forward.total + shared + named - _cached_bytes(part)
 
 

@@ -118,11 +118,11 @@ def _fused_qkv_heads(
     shapes: tuple[Shape, ...] = tuple(("b", heads, "s", "d") for heads in ("a", "k", "k"))
     match own.joint:
         case FusedQkvLayout.SPLIT:
-            return r.split(whole, shapes)
+            return [*r.split(whole, shapes), *([whole] if own.named_qkv else [])]
         case FusedQkvLayout.SELECTED:
             return [*(r.slice(whole, shape) for shape in shapes), whole]
         case FusedQkvLayout.SLICES:
-            return [r.slice(whole, shape) for shape in shapes]
+            return [*(r.slice(whole, shape) for shape in shapes), whole]
         case FusedQkvLayout.PICKED:
             return [*falcon_qkv_heads(r, whole, at), whole]
 

@@ -59,6 +59,7 @@ class FamilyTraits:
     named_mix: bool = False  # what attention adds to the stream has a name to the layer's end
     # the model's loop names what a block returns, its probabilities too, until the next one has returned
     named_outputs: bool = False
+    named_qkv: bool = True  # the joint projection of queries, keys and values goes by a name of its own
     transposed: bool = False  # linear layers are written out, with a transposed view of the weight
     batched_bias: bool = False  # scores with their linear bias come out of one product
     summed_bias: bool = (
@@ -81,7 +82,7 @@ class FamilyTraits:
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
-_GPT = FamilyTraits(branch_dropout=True)
+_GPT = FamilyTraits(branch_dropout=True, named_qkv=False)
 HABITS: dict[str, FamilyTraits] = {
     "olmo": FamilyTraits(wide_tables=True),
     "olmo2": FamilyTraits(wide_tables=True),
@@ -110,7 +111,7 @@ HABITS: dict[str, FamilyTraits] = {
     "cohere": FamilyTraits(wide_rotary=True),
     "cohere2": FamilyTraits(wide_rotary=True),
     "starcoder2": FamilyTraits(branch_dropout=True),
-    "gpt2": FamilyTraits(wide_softmax=False, branch_dropout=True),
+    "gpt2": FamilyTraits(wide_softmax=False, branch_dropout=True, named_qkv=False),
     "gpt_bigcode": _GPT,
     "gpt_neo": FamilyTraits(own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True, named_outputs=True),
     "gptj": FamilyTraits(

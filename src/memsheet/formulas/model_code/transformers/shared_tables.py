@@ -74,7 +74,7 @@ def _table_sizes(spec: ModelSpec, shape: PassShape, how: RunConfig, *, copied: b
             at.rotary_dim // (2 if at.sinks else 1),
             kind in TABLES_BY_KIND and at.window is not None,
             FP32 if family_traits(kind).wide_tables else how.stream,
-            family_traits(kind).tables_each or bool({RING, EXCHANGED} & how.options),
+            family_traits(kind).tables_each or how.positions_each or bool({RING, EXCHANGED} & how.options),
         )
         for kind, at in attention_mixers(spec)
         if at.rotary_dim
@@ -155,4 +155,21 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
         if chunked
         else []
     )
+    biases += [
+        ((component, "model/linear_bias"), size) for size in _linear_bias_sizes(spec, shape, keys, how)
+    ]
     return BytesByPath.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables, *biases])
+
+
+def _linear_bias_sizes(spec: ModelSpec, shape: PassShape, keys: Count, how: RunConfig) -> list[Count]:
+    """Bytes of what scores are biased by with distance: of every head, for each sequence, or in fp32 for all
+    positions that there may be (modeling_bloom.py, build_alibi_tensor; modeling_mpt.py,
+    build_mpt_alibi_tensor).
+    """
+    kinds = {(kind, at.heads) for kind, at in attention_mixers(spec) if at.position_bias}
+    return [
+        FP32.nbytes(heads * (spec.max_positions or keys))
+        if family_traits(kind).summed_bias
+        else how.stream.nbytes(shape.sequences * heads * keys)
+        for kind, heads in sorted(kinds)
+    ]
