@@ -126,6 +126,7 @@ class Attention:
     causal: bool = True
     window: int | None = None
     chunk: int | None = None
+    caches_all: bool = False  # the window masks scores alone: every token stays in the cache
     qk_norm: Norm | None = None  # size is head_dim (per head) or the whole projection width
     fused_qkv: bool = False
     softcap: float | None = None

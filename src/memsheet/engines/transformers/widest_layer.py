@@ -13,7 +13,7 @@ from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
 from memsheet.formulas.model_code.transformers.code import block_axes
 from memsheet.formulas.model_code.transformers.ends import embedded_by_module
-from memsheet.formulas.model_code.transformers.families import family_traits
+from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
 from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
@@ -64,12 +64,12 @@ own tensors left out.
 """
 EVERY_EXPERT = frozenset({"llama4_text"})
 """Families whose every expert computes every token, and is none of transformers' exchangeable ones."""
-NAMED_ATTENTION = frozenset({"gpt2", "gpt_bigcode", "gpt_neo"})
-"""Families whose layers name attention's output until they return (modeling_gpt2.py:282,
-modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344).
-"""
 SINKS = frozenset({"gpt_oss"})
 """Families whose attention scores have a learned sink beside them."""
+CLAMPED = 9
+"""Widths of an expert in their feed-forwards: the first product, its biases, both halves clamped, the
+activation, one half and one, and their product.
+"""
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: layers run one after another, so the largest one decides")
@@ -123,7 +123,7 @@ def _recorded_operation_bytes(block: Block, spec: ModelSpec, plan: Plan, engine:
     )
     tables = 1 if embedded_by_module(spec.embeddings) else max(1, len(spec.embeddings.weights))
     # what each table gave stays through the forward
-    named = (tables + (block.kind in NAMED_ATTENTION)) * part.arriving.total
+    named = tables * part.arriving.total
     return part.forward.total + shared + named - _cached_bytes(part)
 
 
@@ -171,11 +171,33 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
         sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + scan_bytes(block, plan, work)
     )
     ff = block.feed_forward
-    return (
-        attention
-        if ff is None
-        else Bytes.max(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
-    )
+    if ff is None:
+        return attention
+    fed = sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp))
+    return Bytes.max(attention, fed + _named_scores(block, plan, work))
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "modeling files: hidden_states, _ = self.self_attn(…): a layer names the probabilities of eager "
+        "attention to its end; gpt_oss's are a part of those with a sink"
+    ),
+)
+def _named_scores(block: Block, plan: Plan, work: Work) -> Bytes:
+    """Probabilities of a prompt that are there while the feed-forward runs, and the mask. Low: a family that
+    drops them.
+    """
+    if plan.attention is not AttentionKind.EAGER or not (isinstance(work.cached, int) and work.cached == 0):
+        return NOTHING
+    heads = [
+        _rank_heads(block, mixer, plan.mesh.tp) + 1
+        for mixer in block.mixers
+        if isinstance(mixer, Attention | LatentAttention)
+    ]
+    rows = work.sequences * work.tokens * (work.tokens + (1 if block.kind in SINKS else 0))
+    made = plan.precision.compute.nbytes(rows * reduce(maximum, heads, 0))
+    return Bytes(0, made, made)
 
 
 # ---- attention ---------------------------------------------------------------------------------------------
@@ -370,8 +392,12 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     ):  # plain mathematics, which scales the keys in a copy (attention.cpp)
         scaled = compute.nbytes(kept * _scaled_elements_per_token(mixer, tp))
         size = Bytes(0, scaled, scaled)
+    if plan.attention is AttentionKind.SDPA and family_traits(block.kind).joint is FusedQkvLayout.PICKED:
+        size = Bytes.max(size, Bytes.exact(_broadcast_head_bytes(mixer, plan, work, kept)))
     if eager:
         size = size + score_bytes(heads * kept, compute)
+        if family_traits(block.kind).joint is FusedQkvLayout.PICKED:
+            size = size + Bytes.exact(compute.nbytes(_broadcast_elements(mixer, work, kept, tp)))
         if family_traits(block.kind).wide_scores and isinstance(mixer, Attention) and compute is not FP32:
             size = size + Bytes.exact(
                 FP32.nbytes(kept * heads * mixer.head_dim)
@@ -380,6 +406,42 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
         size + _dequantized_keys(mixer, plan, kept, passed=True),
         _dequantized_keys(mixer, plan, kept, passed=False),
     )
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "modeling_falcon.py:339 scaled_dot_product_attention, not asked for grouped heads: torch's plain "
+        "mathematics in fp32, which scales keys in a copy, with scores and a mask"
+    ),
+)
+def _broadcast_head_bytes(mixer: Mixer, plan: Plan, work: Work, kept: Count) -> Count:
+    """What attention makes of one cached head that meets many of queries; 0 where there are as many."""
+    if not isinstance(mixer, Attention):
+        return 0
+    compute, heads = plan.precision.compute, ceil_div(mixer.heads, plan.mesh.tp)
+    made_of_head = 1 if compute is FP32 else 3  # keys and values raised, and keys scaled
+    elements = kept * (made_of_head * mixer.head_dim + heads) + _broadcast_elements(
+        mixer, work, kept, plan.mesh.tp
+    )
+    made = FP32.nbytes(elements) + compute.nbytes(kept)
+    return where(at_least(1, mixer.kv_heads), where(at_least(heads, 2), made, 0), 0)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "modeling_falcon.py:339, :349: a product of one head of keys, or of values, with many of queries "
+        "copies it for each of several sequences' heads (aten native/LinearAlgebra.cpp, matmul); one "
+        "sequence's is a view"
+    ),
+)
+def _broadcast_elements(mixer: Mixer, work: Work, kept: Count, tp: Count) -> Count:
+    if not isinstance(mixer, Attention):
+        return 0
+    heads = ceil_div(mixer.heads, tp)
+    copied = where(at_least(heads, 2), where(at_least(work.sequences, 2), kept * heads * mixer.head_dim, 0), 0)
+    return where(at_least(1, mixer.kv_heads), copied, 0)
 
 
 @formula(
@@ -465,7 +527,8 @@ def _mixing_width(block: Block) -> Count:
 def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> Count:
     """Of experts, elements for every choice of a token (grouped_mm_experts_forward, integrations/moe.py:424):
     its input with both halves of the first product, the activation and their product; or its input with the
-    second product, that weighted and that put in order. Llama 4 gives every expert every token
+    second product, that weighted and that put in order. gpt_oss names biases of the first product's size, and
+    clamps both halves (modeling_gpt_oss.py GptOssExperts._apply_gate). Llama 4 gives every expert every token
     (modeling_llama4.py Llama4TextMoe.forward): what each is given and says, both halves, the activation.
     """
     if isinstance(ff, Dense):
@@ -473,7 +536,7 @@ def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> C
     inner = ceil_div(ff.intermediate, tp)
     if kind in EVERY_EXPERT:
         return ff.experts * (2 * hidden + 3 * inner + 2)
-    multiplied = hidden + (4 if ff.gated else 2) * inner
+    multiplied = hidden + (CLAMPED if kind in SINKS else 4 if ff.gated else 2) * inner
     weighted = (6 if kind in FP32_ROUTING else 4) * hidden
     return ff.experts_per_token * maximum(multiplied, weighted) + ff.experts
 

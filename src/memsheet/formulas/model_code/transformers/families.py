@@ -82,7 +82,7 @@ class FamilyTraits:
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
-_GPT = FamilyTraits(branch_dropout=True, named_qkv=False)
+_GPT = FamilyTraits(branch_dropout=True, named_qkv=False, named_mix=True)
 HABITS: dict[str, FamilyTraits] = {
     "olmo": FamilyTraits(wide_tables=True),
     "olmo2": FamilyTraits(wide_tables=True),
@@ -111,9 +111,11 @@ HABITS: dict[str, FamilyTraits] = {
     "cohere": FamilyTraits(wide_rotary=True),
     "cohere2": FamilyTraits(wide_rotary=True),
     "starcoder2": FamilyTraits(branch_dropout=True),
-    "gpt2": FamilyTraits(wide_softmax=False, branch_dropout=True, named_qkv=False),
+    "gpt2": FamilyTraits(wide_softmax=False, branch_dropout=True, named_qkv=False, named_mix=True),
     "gpt_bigcode": _GPT,
-    "gpt_neo": FamilyTraits(own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True, named_outputs=True),
+    "gpt_neo": FamilyTraits(
+        own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True, named_outputs=True, named_mix=True,
+    ),
     "gptj": FamilyTraits(
         rest=PartialRotary.TO_THE_END, own_tables=True, table_buffer=True, wide_scores=True, wide_softmax=False,
         branch_dropout=True, named_outputs=True,
