@@ -408,6 +408,11 @@ class Embeddings:
     dropout: bool = False  # the model's code applies dropout to them
     layer_elements: int = 0  # of a token's vectors for all layers, which a table beside the words' holds
 
+    @property
+    def own_module(self) -> bool:
+        """Whether look-ups are made in a module of their own, which forgets them when it returns."""
+        return any(".embeddings." in f".{weight.path}" for weight in self.weights[:1])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredQuantization:

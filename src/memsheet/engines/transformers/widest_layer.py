@@ -12,7 +12,6 @@ from memsheet.formulas.model_code.transformers.attention import CACHED
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
 from memsheet.formulas.model_code.transformers.code import block_axes
-from memsheet.formulas.model_code.transformers.ends import embedded_by_module
 from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
 from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
@@ -96,11 +95,11 @@ def _has_recorded_operations(block: Block, plan: Plan, work: Work) -> bool:
 
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
     if runs_delta_rule(block):
-        fused = _widest_operation_bytes(block, plan, work)
+        fused = _widest_operation_bytes(block, plan, work) + _shared_bytes(spec, plan, engine, work)
         plain = _plain_delta_bytes(block, spec, plan, engine, work)
         return Bytes(minimum(fused.low, plain), plain, maximum(fused.high, plain))
     if not _has_recorded_operations(block, plan, work):
-        return _widest_operation_bytes(block, plan, work)
+        return _widest_operation_bytes(block, plan, work) + _shared_bytes(spec, plan, engine, work)
     size = _recorded_operation_bytes(block, spec, plan, engine, work)
     whole = at_least(1, plan.mesh.tp)
     return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
@@ -121,7 +120,7 @@ def _recorded_operation_bytes(block: Block, spec: ModelSpec, plan: Plan, engine:
         mask_and_rotary_bytes(spec, plain, work.shape, how).total
         + shared_tables(spec, plain, work.shape, how).total
     )
-    tables = 1 if embedded_by_module(spec.embeddings) else max(1, len(spec.embeddings.weights))
+    tables = 1 if spec.embeddings.own_module else max(1, len(spec.embeddings.weights))
     # what each table gave stays through the forward
     named = tables * part.arriving.total
     return part.forward.total + shared + named - _cached_bytes(part)
@@ -133,15 +132,22 @@ def _fills_cache(block: Block, spec: ModelSpec, work: Work) -> bool:
     return isinstance(work.cached, int) and work.cached == 0 and any(block in each for each in decodes)
 
 
-@formula(
-    cites=TRANSFORMERS_CACHE,
-    at="DynamicLayer.update: attention works on the cache's own keys and values, the last layer's too",
-)
 def _cached_bytes(part: Part) -> Count:
     """What a layer's own cache holds of the prompt, which is on the sheet as the cache; its moments before
-    have it not.
+    have it not. Attention works on the cache's own keys and values, the last layer's too
+    (cache_utils.py, DynamicLayer.update).
     """
     return sum(size for (_, path), size in part.cached.held.items() if path.endswith(CACHED))
+
+
+def _shared_bytes(spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
+    """Masks and rotary tables beside layers that are not listed operation by operation."""
+    alone = replace(plan, adapter=None, quantization=None, mesh=replace(plan.mesh, tp=1))
+    how = replace(run_config_of(alone, engine), autocast=None, positions_each=True)
+    return Bytes.exact(
+        mask_and_rotary_bytes(spec, alone, work.shape, how).total
+        + shared_tables(spec, alone, work.shape, how).total
+    )
 
 
 def _plain_delta_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Count:
@@ -185,13 +191,11 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
     ),
 )
 def _named_scores(block: Block, plan: Plan, work: Work) -> Bytes:
-    """Probabilities of a prompt that are there while the feed-forward runs, and the mask. Low: a family that
-    drops them.
-    """
+    """Probabilities of a prompt that are there while the feed-forward runs. Low: a family that drops them."""
     if plan.attention is not AttentionKind.EAGER or not (isinstance(work.cached, int) and work.cached == 0):
         return NOTHING
     heads = [
-        _rank_heads(block, mixer, plan.mesh.tp) + 1
+        _rank_heads(block, mixer, plan.mesh.tp)
         for mixer in block.mixers
         if isinstance(mixer, Attention | LatentAttention)
     ]
@@ -272,20 +276,17 @@ def _rank_heads(block: Block, mixer: Mixer, tp: Count) -> Count:
 
 
 def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
-    """The score matrices, mask and repeated keys of eager prefill, for layers that are not listed operation
-    by operation.
+    """The score matrices and repeated keys of eager prefill, for layers that are not listed operation by
+    operation.
 
-    heads / tp · sequences · tokens² elements a matrix (tokens · memory in cross-attention); the mask has no
-    heads.
+    heads / tp · sequences · tokens² elements a matrix (tokens · memory in cross-attention).
     """
     compute, rows = plan.precision.compute, work.sequences * work.tokens
     found = []
     for mixer in block.mixers:
         if isinstance(mixer, Attention | LatentAttention | CrossAttention) and writes_scores(plan, mixer):
             over = work.memory if isinstance(mixer, CrossAttention) else work.tokens
-            extra = compute.nbytes(
-                rows * over + work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp)
-            )
+            extra = compute.nbytes(work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp))
             scores = _rank_heads(block, mixer, plan.mesh.tp) * rows * over
             found.append(
                 (sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute))
@@ -440,7 +441,9 @@ def _broadcast_elements(mixer: Mixer, work: Work, kept: Count, tp: Count) -> Cou
     if not isinstance(mixer, Attention):
         return 0
     heads = ceil_div(mixer.heads, tp)
-    copied = where(at_least(heads, 2), where(at_least(work.sequences, 2), kept * heads * mixer.head_dim, 0), 0)
+    copied = where(
+        at_least(heads, 2), where(at_least(work.sequences, 2), kept * heads * mixer.head_dim, 0), 0
+    )
     return where(at_least(1, mixer.kv_heads), copied, 0)
 
 

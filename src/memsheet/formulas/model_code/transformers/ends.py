@@ -68,7 +68,7 @@ def input_embeddings(
         _look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1)
         for table in others
     ]
-    named = (*(() if prompted else (x,)), *rows) if rows and not embedded_by_module(embeddings) else ()
+    named = (*(() if prompted else (x,)), *rows) if rows and not embeddings.own_module else ()
     for row in rows:
         x = r.add(x, row, "embeddings/sum")
     if embeddings.scaled:
@@ -76,11 +76,6 @@ def input_embeddings(
     for norm in embeddings.norms:
         x = apply_norm(r, x, norm, how)
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout), named
-
-
-def embedded_by_module(embeddings: Embeddings) -> bool:
-    """Whether look-ups are made in a module of their own, which forgets them when it returns."""
-    return ".embeddings." in f".{embeddings.weights[0].path}"
 
 
 def _asked_gradient(x: Tensor) -> Node:

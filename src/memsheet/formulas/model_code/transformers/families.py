@@ -73,6 +73,7 @@ class FamilyTraits:
     )
     scaled_query: bool = False  # queries are scaled as they are made
     own_window: bool = False  # its layers cut the window from a buffer of their own; the model makes one mask
+    both_masks: bool = False  # eager layers get a mask with a window and one without, whichever they take
     positions_each: bool = False  # learned positions are looked up for each sequence
     named_inner: bool = (
         False  # what the feed-forward's activation made goes by a name until the block returns
@@ -85,6 +86,7 @@ class FamilyTraits:
 _GPT = FamilyTraits(branch_dropout=True, named_qkv=False, named_mix=True)
 HABITS: dict[str, FamilyTraits] = {
     "olmo": FamilyTraits(wide_tables=True),
+    "qwen2_moe": FamilyTraits(both_masks=True),
     "olmo2": FamilyTraits(wide_tables=True),
     "olmo3": FamilyTraits(wide_tables=True),
     "seed_oss": FamilyTraits(branch_dropout=True),

@@ -7,7 +7,7 @@ from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.dtypes import FP32, INT64, DType
 from memsheet.plan.model import Attention
 
 
@@ -19,6 +19,7 @@ def apply_rotary_positions(
 
     Besides queries and keys, what the caller still names while attention runs.
     """
+    gathered = _gathered_table(r, q, at, how) if own.own_tables and own.table_buffer else ()
     tables = _cos_sin_tables(r, q, at, how, own)
     paths = (at.path + "/q", at.path + "/k")
     if own.rest is PartialRotary.NONE and (own.wide_tables or own.wide_rotary) and not own.rotary_kernel:
@@ -37,7 +38,7 @@ def apply_rotary_positions(
     k_turned = _apply_cos_sin(
         r, k_turned, _cos_sin_tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own
     )
-    named = (q_turned, q_rest, k_turned, k_rest) if own.rest is PartialRotary.TO_THE_END else ()
+    named = (q_turned, q_rest, k_turned, k_rest, *gathered) if own.rest is PartialRotary.TO_THE_END else ()
     q = _join_rotary_dims(r, q_turned, q_rest, paths[0])
     if own.rest is PartialRotary.IN_TURN:
         del q_turned
@@ -77,6 +78,15 @@ def _cos_sin_tables(r: Recorder, q: Tensor, at: Attention, how: RunConfig, own: 
     dtype = q.dtype if own.table_buffer else table_dtype(how, own)
     path = at.path + "/rotary_table"
     return [r.tensor(path, shape, dtype) if own.own_tables else Tensor(None, shape, dtype) for _ in range(2)]
+
+
+def _gathered_table(r: Recorder, q: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor]:
+    """Indices of every element that a layer takes out of its table, and those elements, sines beside cosines
+    (modeling_gptj.py:193-195).
+    """
+    shape: Shape = ("b" if how.positions_each else 1, "s", at.rotary_dim)
+    path = at.path + "/rotary_table"
+    return r.tensor(path + "/indices", shape, INT64), r.tensor(path + "/rows", shape, q.dtype)
 
 
 def table_dtype(how: RunConfig, own: FamilyTraits) -> DType:

@@ -116,6 +116,9 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
             for kind, at in attention_mixers(spec)
             if at.causal
         } | other_masks(language_blocks(spec))
+        kinds |= (
+            {None, 0} if any(family_traits(kind).both_masks for kind, _ in attention_mixers(spec)) else set()
+        )
         mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(
             shape.sequences * shape.tokens * keys
         )
@@ -155,10 +158,24 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
         if chunked
         else []
     )
+    tables += [((component, "model/rotary_tables"), size) for size in _repeated_tables(spec, shape, how)]
     biases += [
         ((component, "model/linear_bias"), size) for size in _linear_bias_sizes(spec, shape, keys, how)
     ]
     return BytesByPath.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables, *biases])
+
+
+def _repeated_tables(spec: ModelSpec, shape: PassShape, how: RunConfig) -> list[Count]:
+    """Bytes of the table of all positions that a layer repeats for each sequence before it takes rows of it
+    (modeling_gptj.py:191, _get_embed_positions).
+    """
+    kinds = {
+        at.rotary_dim
+        for kind, at in attention_mixers(spec)
+        if family_traits(kind).own_tables and family_traits(kind).table_buffer
+    }
+    times = shape.sequences if how.positions_each else 1
+    return [FP32.nbytes(times * (spec.max_positions or shape.tokens) * width) for width in kinds]
 
 
 def _linear_bias_sizes(spec: ModelSpec, shape: PassShape, keys: Count, how: RunConfig) -> list[Count]:
