@@ -1,6 +1,6 @@
 """Run by test_random_served.py in a process of its own: generations in which the sheet once said less, or
-more, than the library's code allocates, found by drawing them at random and made small. Prints by how much a peak lies
-beyond the sheet's range, as shares of it.
+more, than the library's code allocates, found by drawing them at random and made small. Prints by how much a
+peak lies beyond the sheet's range, as shares of it.
 """
 
 from __future__ import annotations

@@ -176,6 +176,7 @@ class LatentAttention:
     index_dim: int = (
         0  # elements of the key by which an indexer picks a token's few others (sparse attention)
     )
+    index_tokens: int = 0  # how many others it picks
     weights: tuple[Weight, ...]
 
 
