@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.chosen_kernels import needs_mask
-from memsheet.formulas.model_code.transformers.families import EXCHANGED, RING, family_traits
+from memsheet.formulas.model_code.transformers.families import EXCHANGED, RING, family_traits, is_t5
 from memsheet.formulas.model_code.transformers.language_stacks import (
     attention_mixers,
     has_pictures,
@@ -183,7 +183,11 @@ def _linear_bias_sizes(spec: ModelSpec, shape: PassShape, keys: Count, how: RunC
     positions that there may be (modeling_bloom.py, build_alibi_tensor; modeling_mpt.py,
     build_mpt_alibi_tensor).
     """
-    kinds = {(kind, at.heads) for kind, at in attention_mixers(spec) if at.position_bias}
+    kinds = {
+        (kind, at.heads)
+        for kind, at in attention_mixers(spec)
+        if at.position_bias and not is_t5(kind)  # whose biases are looked up by distance
+    }
     return [
         FP32.nbytes(heads * (spec.max_positions or keys))
         if family_traits(kind).summed_bias
