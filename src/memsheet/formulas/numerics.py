@@ -93,7 +93,7 @@ class RunConfig:
     # more than one sequence: eager products copy operands whose batch and heads are no single dimension
     several: bool = False
     again: frozenset[str] = frozenset()  # last names of modules that run their forward again in backward
-    positions_each: bool = False  # learned positions are looked up for each sequence
+    positions_each: bool = False  # learned positions are looked up, and turned ones made, for each sequence
     offloads: bool = False  # what is saved for backward waits on the host
     processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
     # torch before 1.11: softmax saves its input; models of the time added a mask in their parameters' dtype
@@ -119,6 +119,7 @@ class RunConfig:
     by_sequences: bool = False  # one sequence runs otherwise than several
     at: tuple[int, int] | None = None  # sequences and tokens, for what is on record at single sizes
     side: str = ""  # of a recorded model's windows: what a way to run says of it, as JSON
+    kept_keys: DType | None = None  # a generation's cache takes the prompt's keys and values, in this dtype
     mask: bool = (
         False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
     )

@@ -126,6 +126,7 @@ class Attention:
     causal: bool = True
     window: int | None = None
     chunk: int | None = None
+    caches_all: bool = False  # the window masks scores alone: every token stays in the cache
     qk_norm: Norm | None = None  # size is head_dim (per head) or the whole projection width
     fused_qkv: bool = False
     softcap: float | None = None
@@ -175,6 +176,7 @@ class LatentAttention:
     index_dim: int = (
         0  # elements of the key by which an indexer picks a token's few others (sparse attention)
     )
+    index_tokens: int = 0  # how many others it picks
     weights: tuple[Weight, ...]
 
 
@@ -406,6 +408,11 @@ class Embeddings:
     scaled: bool = False  # multiplied by a constant after look-up
     dropout: bool = False  # the model's code applies dropout to them
     layer_elements: int = 0  # of a token's vectors for all layers, which a table beside the words' holds
+
+    @property
+    def own_module(self) -> bool:
+        """Whether look-ups are made in a module of their own, which forgets them when it returns."""
+        return any(".embeddings." in f".{weight.path}" for weight in self.weights[:1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,6 +154,9 @@ WIDEST: dict[str, Callable[[], Cases]] = {
     "widest_layer._over_cache": lambda: {
         "eager": call(first(Block), first(Attention), eager(), STEP), "latent": call(first(Block, LATENT), first(LatentAttention, LATENT), plain(LATENT), STEP),
     },
+    "widest_layer._broadcast_head_bytes": lambda: {"falcon-7b": call(WHOLE, plain(), STEP, symbol("kept"))},
+    "widest_layer._broadcast_elements": lambda: {"falcon-7b": call(WHOLE, STEP, symbol("kept"), 1)},
+    "widest_layer._named_scores": lambda: {"eager": call(first(Block, MOE), eager(MOE), WORK)},
     "widest_layer._padded_prompt_bytes": lambda: {"sdpa": call(first(Attention), plain(), WORK)},
     "widest_layer.grown_bytes": lambda: {"attention": call(first(Attention), plain(), STEP)},
     "serving.widest_layer.unpacked_expert_bytes": lambda: {"nf4": call(first(Moe, MOE), replace(serving("vllm", MOE), quantization=Quantization(weights=NF4, experts=True)))},

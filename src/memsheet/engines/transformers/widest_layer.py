@@ -8,16 +8,17 @@ from memsheet.arith import Count, at_least, ceil_div, is_zero, maximum, minimum,
 from memsheet.engines.transformers.forward_work import Work
 from memsheet.engines.transformers.recurrent_operations import delta_step_bytes, runs_delta_rule, scan_bytes
 from memsheet.formulas.activations import run_config_of
+from memsheet.formulas.model_code.transformers.attention import CACHED
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.chosen_kernels import block_numerics
 from memsheet.formulas.model_code.transformers.code import block_axes
-from memsheet.formulas.model_code.transformers.families import family_traits
+from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, family_traits
 from memsheet.formulas.model_code.transformers.shared_tables import mask_and_rotary_bytes, shared_tables
 from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record_block
 from memsheet.formulas.serving.kv_cache import kept_tokens, latent_elements_per_token
 from memsheet.formulas.states.held import HeldTensor
-from memsheet.formulas.tapes.evaluate import evaluate_tape
+from memsheet.formulas.tapes.evaluate import Part, evaluate_tape
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.dtypes import BOOL, FP32, DType
@@ -62,12 +63,12 @@ own tensors left out.
 """
 EVERY_EXPERT = frozenset({"llama4_text"})
 """Families whose every expert computes every token, and is none of transformers' exchangeable ones."""
-NAMED_ATTENTION = frozenset({"gpt2", "gpt_bigcode", "gpt_neo"})
-"""Families whose layers name attention's output until they return (modeling_gpt2.py:282,
-modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344).
-"""
 SINKS = frozenset({"gpt_oss"})
 """Families whose attention scores have a learned sink beside them."""
+CLAMPED = 9
+"""Widths of an expert in their feed-forwards: the first product, its biases, both halves clamped, the
+activation, one half and one, and their product.
+"""
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: layers run one after another, so the largest one decides")
@@ -94,11 +95,11 @@ def _has_recorded_operations(block: Block, plan: Plan, work: Work) -> bool:
 
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
     if runs_delta_rule(block):
-        fused = _widest_operation_bytes(block, plan, work)
+        fused = _widest_operation_bytes(block, plan, work) + _shared_bytes(spec, plan, engine, work)
         plain = _plain_delta_bytes(block, spec, plan, engine, work)
         return Bytes(minimum(fused.low, plain), plain, maximum(fused.high, plain))
     if not _has_recorded_operations(block, plan, work):
-        return _widest_operation_bytes(block, plan, work)
+        return _widest_operation_bytes(block, plan, work) + _shared_bytes(spec, plan, engine, work)
     size = _recorded_operation_bytes(block, spec, plan, engine, work)
     whole = at_least(1, plan.mesh.tp)
     return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
@@ -110,18 +111,43 @@ def _recorded_operation_bytes(block: Block, spec: ModelSpec, plan: Plan, engine:
     plain = replace(plan, adapter=adapter, quantization=None)
     # what training's tensor parallelism keeps is not kept here
     alone = replace(plain, mesh=replace(plan.mesh, tp=1))
-    how = block_numerics(block, plain, work.shape, replace(run_config_of(alone, engine), autocast=None))
+    kept = plan.cache.kv_dtype if _fills_cache(block, spec, work) else None
+    run = replace(run_config_of(alone, engine), autocast=None, kept_keys=kept, positions_each=True)
+    how = block_numerics(block, plain, work.shape, run)
     axes = block_axes(block, plain, work.shape)
     part = evaluate_tape(record_block(block, how, saving=False), axes, "", release=True)
     shared = (
         mask_and_rotary_bytes(spec, plain, work.shape, how).total
-        + work.sequences * shared_tables(spec, plain, work.shape, how).total
-    )  # generate counts each one's positions
-    lasting = max(1, len(spec.embeddings.weights)) + (
-        block.kind in NAMED_ATTENTION
-    )  # what each table gave stays through the forward
-    named = lasting * part.arriving.total
-    return part.forward.total + shared + named
+        + shared_tables(spec, plain, work.shape, how).total
+    )
+    tables = 1 if spec.embeddings.own_module else max(1, len(spec.embeddings.weights))
+    # what each table gave stays through the forward
+    named = tables * part.arriving.total
+    return part.forward.total + shared + named - _cached_bytes(part)
+
+
+def _fills_cache(block: Block, spec: ModelSpec, work: Work) -> bool:
+    """Whether a prompt passes through a layer of those that keep its keys and values."""
+    decodes = (run.pattern for stack in spec.stacks if stack.role == "decoder" for run in stack.runs)
+    return isinstance(work.cached, int) and work.cached == 0 and any(block in each for each in decodes)
+
+
+def _cached_bytes(part: Part) -> Count:
+    """What a layer's own cache holds of the prompt, which is on the sheet as the cache; its moments before
+    have it not. Attention works on the cache's own keys and values, the last layer's too
+    (cache_utils.py, DynamicLayer.update).
+    """
+    return sum(size for (_, path), size in part.cached.held.items() if path.endswith(CACHED))
+
+
+def _shared_bytes(spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
+    """Masks and rotary tables beside layers that are not listed operation by operation."""
+    alone = replace(plan, adapter=None, quantization=None, mesh=replace(plan.mesh, tp=1))
+    how = replace(run_config_of(alone, engine), autocast=None, positions_each=True)
+    return Bytes.exact(
+        mask_and_rotary_bytes(spec, alone, work.shape, how).total
+        + shared_tables(spec, alone, work.shape, how).total
+    )
 
 
 def _plain_delta_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Count:
@@ -151,11 +177,31 @@ def _widest_operation_bytes(block: Block, plan: Plan, work: Work) -> Bytes:
         sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + scan_bytes(block, plan, work)
     )
     ff = block.feed_forward
-    return (
-        attention
-        if ff is None
-        else Bytes.max(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
-    )
+    if ff is None:
+        return attention
+    fed = sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp))
+    return Bytes.max(attention, fed + _named_scores(block, plan, work))
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "modeling files: hidden_states, _ = self.self_attn(…): a layer names the probabilities of eager "
+        "attention to its end; gpt_oss's are a part of those with a sink"
+    ),
+)
+def _named_scores(block: Block, plan: Plan, work: Work) -> Bytes:
+    """Probabilities of a prompt that are there while the feed-forward runs. Low: a family that drops them."""
+    if plan.attention is not AttentionKind.EAGER or not (isinstance(work.cached, int) and work.cached == 0):
+        return NOTHING
+    heads = [
+        _rank_heads(block, mixer, plan.mesh.tp)
+        for mixer in block.mixers
+        if isinstance(mixer, Attention | LatentAttention)
+    ]
+    rows = work.sequences * work.tokens * (work.tokens + (1 if block.kind in SINKS else 0))
+    made = plan.precision.compute.nbytes(rows * reduce(maximum, heads, 0))
+    return Bytes(0, made, made)
 
 
 # ---- attention ---------------------------------------------------------------------------------------------
@@ -230,20 +276,17 @@ def _rank_heads(block: Block, mixer: Mixer, tp: Count) -> Count:
 
 
 def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
-    """The score matrices, mask and repeated keys of eager prefill, for layers that are not listed operation
-    by operation.
+    """The score matrices and repeated keys of eager prefill, for layers that are not listed operation by
+    operation.
 
-    heads / tp · sequences · tokens² elements a matrix (tokens · memory in cross-attention); the mask has no
-    heads.
+    heads / tp · sequences · tokens² elements a matrix (tokens · memory in cross-attention).
     """
     compute, rows = plan.precision.compute, work.sequences * work.tokens
     found = []
     for mixer in block.mixers:
         if isinstance(mixer, Attention | LatentAttention | CrossAttention) and writes_scores(plan, mixer):
             over = work.memory if isinstance(mixer, CrossAttention) else work.tokens
-            extra = compute.nbytes(
-                rows * over + work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp)
-            )
+            extra = compute.nbytes(work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp))
             scores = _rank_heads(block, mixer, plan.mesh.tp) * rows * over
             found.append(
                 (sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute))
@@ -350,8 +393,12 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     ):  # plain mathematics, which scales the keys in a copy (attention.cpp)
         scaled = compute.nbytes(kept * _scaled_elements_per_token(mixer, tp))
         size = Bytes(0, scaled, scaled)
+    if plan.attention is AttentionKind.SDPA and family_traits(block.kind).joint is FusedQkvLayout.PICKED:
+        size = Bytes.max(size, Bytes.exact(_broadcast_head_bytes(mixer, plan, work, kept)))
     if eager:
         size = size + score_bytes(heads * kept, compute)
+        if family_traits(block.kind).joint is FusedQkvLayout.PICKED:
+            size = size + Bytes.exact(compute.nbytes(_broadcast_elements(mixer, work, kept, tp)))
         if family_traits(block.kind).wide_scores and isinstance(mixer, Attention) and compute is not FP32:
             size = size + Bytes.exact(
                 FP32.nbytes(kept * heads * mixer.head_dim)
@@ -360,6 +407,44 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
         size + _dequantized_keys(mixer, plan, kept, passed=True),
         _dequantized_keys(mixer, plan, kept, passed=False),
     )
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "modeling_falcon.py:339 scaled_dot_product_attention, not asked for grouped heads: torch's plain "
+        "mathematics in fp32, which scales keys in a copy, with scores and a mask"
+    ),
+)
+def _broadcast_head_bytes(mixer: Mixer, plan: Plan, work: Work, kept: Count) -> Count:
+    """What attention makes of one cached head that meets many of queries; 0 where there are as many."""
+    if not isinstance(mixer, Attention):
+        return 0
+    compute, heads = plan.precision.compute, ceil_div(mixer.heads, plan.mesh.tp)
+    made_of_head = 1 if compute is FP32 else 3  # keys and values raised, and keys scaled
+    elements = kept * (made_of_head * mixer.head_dim + heads) + _broadcast_elements(
+        mixer, work, kept, plan.mesh.tp
+    )
+    made = FP32.nbytes(elements) + compute.nbytes(kept)
+    return where(at_least(1, mixer.kv_heads), where(at_least(heads, 2), made, 0), 0)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at=(
+        "modeling_falcon.py:339, :349: a product of one head of keys, or of values, with many of queries "
+        "copies it for each of several sequences' heads (aten native/LinearAlgebra.cpp, matmul); one "
+        "sequence's is a view"
+    ),
+)
+def _broadcast_elements(mixer: Mixer, work: Work, kept: Count, tp: Count) -> Count:
+    if not isinstance(mixer, Attention):
+        return 0
+    heads = ceil_div(mixer.heads, tp)
+    copied = where(
+        at_least(heads, 2), where(at_least(work.sequences, 2), kept * heads * mixer.head_dim, 0), 0
+    )
+    return where(at_least(1, mixer.kv_heads), copied, 0)
 
 
 @formula(
@@ -445,7 +530,8 @@ def _mixing_width(block: Block) -> Count:
 def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> Count:
     """Of experts, elements for every choice of a token (grouped_mm_experts_forward, integrations/moe.py:424):
     its input with both halves of the first product, the activation and their product; or its input with the
-    second product, that weighted and that put in order. Llama 4 gives every expert every token
+    second product, that weighted and that put in order. gpt_oss names biases of the first product's size, and
+    clamps both halves (modeling_gpt_oss.py GptOssExperts._apply_gate). Llama 4 gives every expert every token
     (modeling_llama4.py Llama4TextMoe.forward): what each is given and says, both halves, the activation.
     """
     if isinstance(ff, Dense):
@@ -453,7 +539,7 @@ def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> C
     inner = ceil_div(ff.intermediate, tp)
     if kind in EVERY_EXPERT:
         return ff.experts * (2 * hidden + 3 * inner + 2)
-    multiplied = hidden + (4 if ff.gated else 2) * inner
+    multiplied = hidden + (CLAMPED if kind in SINKS else 4 if ff.gated else 2) * inner
     weighted = (6 if kind in FP32_ROUTING else 4) * hidden
     return ff.experts_per_token * maximum(multiplied, weighted) + ff.experts
 

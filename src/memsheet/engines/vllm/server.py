@@ -33,6 +33,7 @@ from memsheet.engines.vllm.pages import CacheReach, Layout, kinds_of, layout_of,
 from memsheet.engines.vllm.profiled import makes_tokens, profile_peak_items, profile_run_peak
 from memsheet.engines.vllm.releases import Release
 from memsheet.engines.vllm.sampling import sampler_state_bytes
+from memsheet.engines.vllm.sparse_buffers import index_items
 from memsheet.engines.vllm.speculative import (
     ahead_of,
     draft_graphs,
@@ -150,6 +151,7 @@ def _vllm_stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster 
         loaded, copied = with_host_weights(part, plan, loaded)
     cached = with_draft(part, plan)
     loaded += [_attention_scale_item(cached), *draft_items(part, plan, release)]
+    loaded += index_items(part, plan, loaded, EVERY)
     if part.towers:
         loaded += [*deepstack_items(part, plan), *layer_embedding_items(part, plan, release)]
     if plan.served_adapters is not None:

@@ -49,11 +49,15 @@ def latent_elements_per_token(mixer: LatentAttention) -> int:
 
 
 @formula(
-    cites=TRANSFORMERS_CACHE, at="DynamicSlidingWindowLayer: after an update the storage holds window tokens"
+    cites=TRANSFORMERS_CACHE,
+    at=(
+        "DynamicSlidingWindowLayer: after an update the storage holds window tokens; GPT-Neo's window_size "
+        "is no key that DynamicCache knows"
+    ),
 )
 def kept_tokens(mixer: Mixer, tokens: Count) -> Count:
     """Tokens of a sequence that a layer keeps while decoding: all, or as many as its window or chunk."""
-    limit = (mixer.window or mixer.chunk) if isinstance(mixer, Attention) else None
+    limit = (mixer.window or mixer.chunk) if isinstance(mixer, Attention) and not mixer.caches_all else None
     limit = mixer.cache.window if isinstance(mixer, RecordedMixer) else limit
     return tokens if limit is None else minimum(tokens, limit)
 

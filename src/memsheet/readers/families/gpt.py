@@ -284,7 +284,7 @@ def _gpt_self_attention(gpt: Gpt, position: Position) -> Attention:
     rotary, sizes = _rotary_dim(gpt), (gpt.hidden, gpt.heads, gpt.kv_heads, gpt.head_dim)
     if len(layout.qkv) == 3:
         q, k, v = layout.qkv
-        return separate_qkv_attention(
+        separate = separate_qkv_attention(
             layout.attention,
             *sizes,
             qkv_bias=qkv_bias,
@@ -294,6 +294,7 @@ def _gpt_self_attention(gpt: Gpt, position: Position) -> Attention:
             window=position.window,
             qk_norm=_qk_norm(gpt),
         )
+        return replace(separate, caches_all=position.window is not None)
     mixer = fused_attention(
         layout.attention,
         *sizes,

@@ -138,6 +138,7 @@ def _with_indexer(
     return replace(
         mixer,
         index_dim=width,
+        index_tokens=config.count("index_topk", default=2048),
         weights=(
             *mixer.weights,
             *linear_weights(f"{path}.wq_b", heads * width, mixer.q_lora_rank or 1),

@@ -77,6 +77,8 @@ def attention(
         )
     if how.adapter_kind.before_keys:
         k, v = (after_past(r, x, f"{at.path}/{name}", how) for x, name in ((k, "k"), (v, "v")))
+    if how.kept_keys is not None and not at.shares_kv:
+        k, v = _through_cache(r, k, v, at.path, how.kept_keys)
     core = bloom_attention if own.batched_bias else CORES[how.attention]
     made = _core_attention(r, (q, k, v), at, how, own, core)
     context, probabilities = made[0], made[1]
@@ -116,11 +118,11 @@ def _fused_qkv_heads(
     shapes: tuple[Shape, ...] = tuple(("b", heads, "s", "d") for heads in ("a", "k", "k"))
     match own.joint:
         case FusedQkvLayout.SPLIT:
-            return r.split(whole, shapes)
+            return [*r.split(whole, shapes), *([whole] if own.named_qkv else [])]
         case FusedQkvLayout.SELECTED:
             return [*(r.slice(whole, shape) for shape in shapes), whole]
         case FusedQkvLayout.SLICES:
-            return [r.slice(whole, shape) for shape in shapes]
+            return [*(r.slice(whole, shape) for shape in shapes), whole]
         case FusedQkvLayout.PICKED:
             return [*falcon_qkv_heads(r, whole, at), whole]
 
@@ -161,6 +163,24 @@ def into_heads(
     if norm is not None and norm.size == at.head_dim:
         y = apply_norm(r, y, norm, how)
     return r.transposed_view(y, ("b", heads, "s", "d"))
+
+
+# ---- the cache of a generation -----------------------------------------------------------------------------
+
+CACHED = "/cached"
+"""The end of the names of what a cache keeps of a layer."""
+
+
+def _through_cache(r: Recorder, k: Tensor, v: Tensor, path: str, kept: DType) -> tuple[Tensor, Tensor]:
+    """Keys and values as an empty cache hands them back: joined with nothing, which copies them, and named by
+    it from then on; or themselves, where it keeps them in fewer bits (transformers 5.23 cache_utils.py:119
+    DynamicLayer.update, :994 Fp8QuantizedLayer.update).
+    """
+    own = tuple(
+        r.name_until_return(r.tensor(f"{path}/{name}{CACHED}", t.shape, kept))
+        for t, name in ((k, "k"), (v, "v"))
+    )
+    return (k, v) if kept is not k.dtype else (own[0], own[1])
 
 
 # ---- rotary positions --------------------------------------------------------------------------------------

@@ -23,8 +23,10 @@ def bloom_attention(
     (modeling_bloom.py:237-300).
     """
     path = at.path
+    # a cache hands keys and values back contiguous
+    copied = ("q",) if how.kept_keys is k.dtype else ("q", "k", "v")
     q, k, v = (
-        r.copy(x, HEADS, f"{path}/{name}") if how.several else r.view(x, HEADS)
+        r.copy(x, HEADS, f"{path}/{name}") if how.several and name in copied else r.view(x, HEADS)
         for x, name in ((q, "q"), (k, "k"), (v, "v"))
     )
     scores = _alibi_scores(r, q, k, path)

@@ -68,8 +68,7 @@ def input_embeddings(
         _look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1)
         for table in others
     ]
-    own_module = ".embeddings." in f".{first.path}"  # forgets its look-ups when it returns
-    named = (*(() if prompted else (x,)), *rows) if rows and not own_module else ()
+    named = (*(() if prompted else (x,)), *rows) if rows and not embeddings.own_module else ()
     for row in rows:
         x = r.add(x, row, "embeddings/sum")
     if embeddings.scaled:

@@ -59,6 +59,7 @@ class FamilyTraits:
     named_mix: bool = False  # what attention adds to the stream has a name to the layer's end
     # the model's loop names what a block returns, its probabilities too, until the next one has returned
     named_outputs: bool = False
+    named_qkv: bool = True  # the joint projection of queries, keys and values goes by a name of its own
     transposed: bool = False  # linear layers are written out, with a transposed view of the weight
     batched_bias: bool = False  # scores with their linear bias come out of one product
     summed_bias: bool = (
@@ -72,6 +73,7 @@ class FamilyTraits:
     )
     scaled_query: bool = False  # queries are scaled as they are made
     own_window: bool = False  # its layers cut the window from a buffer of their own; the model makes one mask
+    both_masks: bool = False  # eager layers get a mask with a window and one without, whichever they take
     positions_each: bool = False  # learned positions are looked up for each sequence
     named_inner: bool = (
         False  # what the feed-forward's activation made goes by a name until the block returns
@@ -81,9 +83,10 @@ class FamilyTraits:
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
-_GPT = FamilyTraits(branch_dropout=True)
+_GPT = FamilyTraits(branch_dropout=True, named_qkv=False, named_mix=True)
 HABITS: dict[str, FamilyTraits] = {
     "olmo": FamilyTraits(wide_tables=True),
+    "qwen2_moe": FamilyTraits(both_masks=True),
     "olmo2": FamilyTraits(wide_tables=True),
     "olmo3": FamilyTraits(wide_tables=True),
     "seed_oss": FamilyTraits(branch_dropout=True),
@@ -110,9 +113,11 @@ HABITS: dict[str, FamilyTraits] = {
     "cohere": FamilyTraits(wide_rotary=True),
     "cohere2": FamilyTraits(wide_rotary=True),
     "starcoder2": FamilyTraits(branch_dropout=True),
-    "gpt2": FamilyTraits(wide_softmax=False, branch_dropout=True),
+    "gpt2": FamilyTraits(wide_softmax=False, branch_dropout=True, named_qkv=False, named_mix=True),
     "gpt_bigcode": _GPT,
-    "gpt_neo": FamilyTraits(own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True, named_outputs=True),
+    "gpt_neo": FamilyTraits(
+        own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True, named_outputs=True, named_mix=True,
+    ),
     "gptj": FamilyTraits(
         rest=PartialRotary.TO_THE_END, own_tables=True, table_buffer=True, wide_scores=True, wide_softmax=False,
         branch_dropout=True, named_outputs=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.chosen_kernels import needs_mask
-from memsheet.formulas.model_code.transformers.families import EXCHANGED, RING, family_traits
+from memsheet.formulas.model_code.transformers.families import EXCHANGED, RING, family_traits, is_t5
 from memsheet.formulas.model_code.transformers.language_stacks import (
     attention_mixers,
     has_pictures,
@@ -74,7 +74,7 @@ def _table_sizes(spec: ModelSpec, shape: PassShape, how: RunConfig, *, copied: b
             at.rotary_dim // (2 if at.sinks else 1),
             kind in TABLES_BY_KIND and at.window is not None,
             FP32 if family_traits(kind).wide_tables else how.stream,
-            family_traits(kind).tables_each or bool({RING, EXCHANGED} & how.options),
+            family_traits(kind).tables_each or how.positions_each or bool({RING, EXCHANGED} & how.options),
         )
         for kind, at in attention_mixers(spec)
         if at.rotary_dim
@@ -116,6 +116,9 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
             for kind, at in attention_mixers(spec)
             if at.causal
         } | other_masks(language_blocks(spec))
+        kinds |= (
+            {None, 0} if any(family_traits(kind).both_masks for kind, _ in attention_mixers(spec)) else set()
+        )
         mask = (BOOL if _fills_masked_scores(spec) else how.stream).nbytes(
             shape.sequences * shape.tokens * keys
         )
@@ -155,4 +158,39 @@ def mask_and_rotary_bytes(spec: ModelSpec, plan: Plan, shape: PassShape, how: Ru
         if chunked
         else []
     )
+    tables += [((component, "model/rotary_tables"), size) for size in _repeated_tables(spec, shape, how)]
+    biases += [
+        ((component, "model/linear_bias"), size) for size in _linear_bias_sizes(spec, shape, keys, how)
+    ]
     return BytesByPath.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables, *biases])
+
+
+def _repeated_tables(spec: ModelSpec, shape: PassShape, how: RunConfig) -> list[Count]:
+    """Bytes of the table of all positions that a layer repeats for each sequence before it takes rows of it
+    (modeling_gptj.py:191, _get_embed_positions).
+    """
+    kinds = {
+        at.rotary_dim
+        for kind, at in attention_mixers(spec)
+        if family_traits(kind).own_tables and family_traits(kind).table_buffer
+    }
+    times = shape.sequences if how.positions_each else 1
+    return [FP32.nbytes(times * (spec.max_positions or shape.tokens) * width) for width in kinds]
+
+
+def _linear_bias_sizes(spec: ModelSpec, shape: PassShape, keys: Count, how: RunConfig) -> list[Count]:
+    """Bytes of what scores are biased by with distance: of every head, for each sequence, or in fp32 for all
+    positions that there may be (modeling_bloom.py, build_alibi_tensor; modeling_mpt.py,
+    build_mpt_alibi_tensor).
+    """
+    kinds = {
+        (kind, at.heads)
+        for kind, at in attention_mixers(spec)
+        if at.position_bias and not is_t5(kind)  # whose biases are looked up by distance
+    }
+    return [
+        FP32.nbytes(heads * (spec.max_positions or keys))
+        if family_traits(kind).summed_bias
+        else how.stream.nbytes(shape.sequences * heads * keys)
+        for kind, heads in sorted(kinds)
+    ]
