@@ -16,6 +16,7 @@ from typing import Any
 from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates.planned import extra_item, planned_actor, planned_reference
+from memsheet.jobs.templates.trl import ENTROPY_BYTES, ENTROPY_ROWS
 
 Range = tuple[int, int, int]
 NOTHING_SAID: Mapping[str, Any] = {}
@@ -79,10 +80,6 @@ ADDED_BY_WORDS = (
 """Twice the logits and their exponentials in place of what the figures take; logits of chosen answers that a
 loss of their own saves; and no gradient of a part where that loss has no weight (trainer/dpo_trainer.py:
 1542-1576; experimental/cpo/cpo_trainer.py:841-844).
-"""
-ENTROPY_ROWS, ENTROPY_BYTES = 128, 12
-"""Positions whose logarithms, probabilities and their product are there at once, in fp32, beside a whole copy
-(trainer/utils.py:526-560, entropy_from_logits, of trainer/dpo_trainer.py:1587).
 """
 PROGRAMS: Mapping[str, Mapping[str, Learnt]] = {
     TRL: OF_TRL, AXOLOTL: OF_TRL, FACTORY: OF_FACTORY, SWIFT: OF_SWIFT,
@@ -153,7 +150,9 @@ def _with_words(each: Range, method: str, said: Mapping[str, Any], *, widened: b
 
 
 def _entropy_item(actor: Mapping[str, Any], vocab: int) -> dict[str, Any]:
-    """What an entropy of the moment takes, which the figures of newer releases have."""
+    """What an entropy of the moment takes, which the figures of newer releases have
+    (trainer/dpo_trainer.py:1587).
+    """
     positions = int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or ENTROPY_ROWS)
     most = ENTROPY_BYTES * min(positions, ENTROPY_ROWS) * vocab
     return extra_item("temporaries", "entropy", (0, most, most), "of 128 positions at a time", "loss")

@@ -57,6 +57,10 @@ TRL = "TRL"
 MOST_TOKENS = 4096
 """Of one pass of its vLLM, whatever is said (generation/vllm_generation.py:363)."""
 PROMPT = 512
+ENTROPY_ROWS, ENTROPY_BYTES = 128, 12
+"""Positions whose logarithms, probabilities and their product are there at once, in fp32, beside logits and a
+whole copy of them (trainer/utils.py:526-560, entropy_from_logits): of few tokens the most.
+"""
 CONTEXT_AT_MOST = 600 * MIB
 """vLLM counts its process's memory beside torch from when it starts (vllm/utils/mem_utils.py,
 memory_profiling), when the trainer's context is there already: the pool may be larger by it.
@@ -198,7 +202,8 @@ def _trainer_phases(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     widened = values["engine"] != "deepspeed"
     summed = max(6, 4 + -(-4 // rows))  # a row's exponentials beside all logits (trainer/utils.py:506-508)
     read = (in_bf16, summed, summed) if widened else (in_bf16, in_bf16, max(6, in_bf16))
-    learnt = (8, 16, 16) if widened else (8, 8, 16)
+    beside = 8 + -(-ENTROPY_BYTES * min(tokens, ENTROPY_ROWS) // tokens)
+    learnt = (8, max(16, beside), max(16, beside)) if widened else (8, 8, 16)
     only_read = logits_key(tokens, read, "of answers, read only (trainer/grpo_trainer.py:1435)")
     update = logits_key(tokens, learnt, "of answers, with their gradients (trainer/grpo_trainer.py:1435)")
     found: list[dict[str, Any]] = [
