@@ -15,8 +15,13 @@ from typing import Any
 
 from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.frozen import NamedTuple
-from memsheet.jobs.templates.planned import extra_item, planned_actor, planned_reference
-from memsheet.jobs.templates.trl import ENTROPY_BYTES, ENTROPY_ROWS
+from memsheet.jobs.templates.planned import (
+    ENTROPY_BYTES,
+    ENTROPY_ROWS,
+    extra_item,
+    planned_actor,
+    planned_reference,
+)
 
 Range = tuple[int, int, int]
 NOTHING_SAID: Mapping[str, Any] = {}
@@ -122,8 +127,10 @@ def preference_document(
     phase: dict[str, Any] = {"name": "update_actor", "active": "actor"}
     if not (fused and method.method in OWN_FUSED):
         phase["logits"] = {"bytes": list(each), "why": WHY}
+        if method.reference and learnt in READ_IN_STEP:
+            phase["items"] = [_waiting_item(actor, vocab, widened=widened)]
         if learnt is PAIRS and widened and method.reference and said.get("use_weighting") is not True:
-            phase["items"] = [_entropy_item(actor, vocab)]
+            phase["items"] = [*phase.get("items", ()), _entropy_item(actor, vocab)]
     elif method.method == "KTO":
         phase["logits"] = {"bytes": list(READ_OF_KTO), "why": "of the mismatched answers, read only"}
     if "reference" in roles and widened_bytes:
@@ -147,6 +154,19 @@ def _with_words(each: Range, method: str, said: Mapping[str, Any], *, widened: b
             more = one.widened if widened else one.computed
             found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
     return found
+
+
+READ_IN_STEP = (PAIRS, MARKED)
+"""Losses for which the reference reads after what trains has run forward."""
+
+
+def _waiting_item(actor: Mapping[str, Any], vocab: int, *, widened: bool) -> dict[str, Any]:
+    """Logits of what trains while the reference reads: its pass has what the forward before it had, beside
+    them (trainer/dpo_trainer.py:1340-1385, kto_trainer.py:1505-1545).
+    """
+    size = (4 if widened else 2) * vocab * int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or 0)
+    why = "of what trains, while the reference reads"
+    return extra_item("temporaries", "waiting_logits", (0, size, size), why, "forward")
 
 
 def _entropy_item(actor: Mapping[str, Any], vocab: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from memsheet.jobs.templates.option import (
     machines_of,
     read_options,
 )
+from memsheet.jobs.templates.planned import ENTROPY_BYTES, ENTROPY_ROWS
 from memsheet.late import late_functions
 from memsheet.units import MIB
 
@@ -57,10 +58,6 @@ TRL = "TRL"
 MOST_TOKENS = 4096
 """Of one pass of its vLLM, whatever is said (generation/vllm_generation.py:363)."""
 PROMPT = 512
-ENTROPY_ROWS, ENTROPY_BYTES = 128, 12
-"""Positions whose logarithms, probabilities and their product are there at once, in fp32, beside logits and a
-whole copy of them (trainer/utils.py:526-560, entropy_from_logits): of few tokens the most.
-"""
 CONTEXT_AT_MOST = 600 * MIB
 """vLLM counts its process's memory beside torch from when it starts (vllm/utils/mem_utils.py,
 memory_profiling), when the trainer's context is there already: the pool may be larger by it.

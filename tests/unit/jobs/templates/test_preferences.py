@@ -80,14 +80,16 @@ def rows_of(answer: memsheet.Answer, *, without: tuple[str, ...] = ()) -> dict[A
 
 
 def test_probabilities_made_before_remove_exactly_the_reference(tmp_path: Path) -> None:
-    """And the moment when its logits stand beside what an entropy takes: then another one is the largest."""
+    """And what waits for its pass, and what an entropy takes beside its logits: without them another moment
+    is the largest.
+    """
     beside = told(checked(tmp_path, f"{TRL}beta: 0.1\n"))
     before = told(checked(tmp_path, f"{TRL}beta: 0.1\nprecompute_ref_log_probs: true\n"))
     assert [list(one.job["roles"]) for one in (beside, before) if one.job] == [
         ["actor", "reference"],
         ["actor"],
     ]
-    assert rows_of(before) == rows_of(beside, without=("reference/", "actor/entropy"))
+    assert rows_of(before) == rows_of(beside, without=("reference/", "actor/entropy", "actor/waiting_logits"))
 
 
 def test_together_is_at_least_each_alone(tmp_path: Path) -> None:
@@ -279,3 +281,15 @@ def test_an_entropy_of_the_moment_stands_beside_the_reference_s_logits(tmp_path:
     assert entropy_of(tmp_path, "") == 12 * 128 * 151936
     assert entropy_of(tmp_path, "max_length: 16\n") == 12 * 2 * ROWS * 16 * 151936
     assert entropy_of(tmp_path, "precompute_ref_log_probs: true\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "beside"),
+    [("dpo.yaml", "", 1), ("kto.yaml", "", 1), ("orpo.yaml", "", 0), ("dpo.yaml", "use_peft: true\n", 1)],
+)
+def test_logits_wait_while_the_reference_reads(name: str, words: str, beside: int, tmp_path: Path) -> None:
+    answer = told(checked(tmp_path, TRL + words, name=name, gpus="1xA100-80GB"))
+    rows = ROWS if name == "kto.yaml" else 2 * ROWS
+    waiting = [item for item in answer.sheets[0].items if item.path == "actor/waiting_logits"]
+    sizes = [int(size.value) for item in waiting for size in item.at.values()]
+    assert sizes == [4 * rows * LENGTH * 151936] * beside
