@@ -5,6 +5,7 @@ item by item.
     cpu] [--processes N] [--json]
     python benchmarks/agreement.py --jobs [--json]
     python benchmarks/agreement.py --random N [--seed S] [--family NAME …] [--json]
+    python benchmarks/agreement.py --jobs --random N [--seed S] [--family NAME …] [--method NAME …] [--json]
 
 Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs
 most at any instant, as a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with
@@ -12,8 +13,9 @@ each of them; with ``--pairs`` models take turns too, so that every two options 
 run twice; ``--small`` shrinks the models. Nothing is asserted; ``--device cpu`` compares a processor's
 kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. ``--jobs`` compares
 the passes and updates of jobs of several models (``job_agreement.py``; 0.2 % of the peak). ``--random``
-compares configurations and plans that nobody chose (``random_plans.py``), and counts their parameters. It
-needs the ``trace`` extra.
+compares configurations and plans that nobody chose (``random_plans.py``), and counts their parameters; with
+``--jobs`` words of TRL's trainers and every pass of theirs (``random_jobs.py``), for which TRL is installed.
+It needs the ``trace`` extra.
 """
 
 from __future__ import annotations
@@ -300,7 +302,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--random", type=int, default=0, metavar="N", help="models and plans drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", nargs="*", default=(), help="of those that are drawn")
+    parser.add_argument("--method", nargs="*", default=(), help="of the trainers' that are drawn")
     options = parser.parse_args(argv)
+    if options.random and options.jobs:
+        from random_jobs import random_table
+
+        asked_jobs = (options.random, options.seed, tuple(options.method), tuple(options.family))
+        return random_table(*asked_jobs, as_json=options.json)
     if options.random:
         found = list(random_rows(options.random, options.seed, tuple(options.family), as_json=options.json))
         if not options.json:

@@ -138,8 +138,9 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
         return _without_weights(items, role) if role.weights_of else items
     sheet = accounted.sheet_of(role, stage, phase.plan)
     last = stage == int(role.plan.mesh.pp) - 1  # logits are the last stage's
-    logits = (logits_item(role, phase.plan or role.plan, phase.logits),) if phase.logits and last else ()
-    if phase.work is Work.FORWARD:
+    reads, asked = phase.work is Work.FORWARD, phase.logits if last else None
+    logits = (logits_item(role, phase.plan or role.plan, asked, learnt=not reads),) if asked else ()
+    if reads:
         items = (*forward_items(role, sheet, how), *logits)
         return (*items, *_pass_slack(accounted, role, items))
     late = how is Residency.PARAMETERS

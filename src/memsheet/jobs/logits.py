@@ -20,9 +20,9 @@ OWN_LOSS = "loss"
 """How paths of the model's own loss begin, in whose place the framework's stands."""
 
 
-def logits_item(role: Role, plan: Plan, logits: Logits) -> Item:
+def logits_item(role: Role, plan: Plan, logits: Logits, *, learnt: bool) -> Item:
     """Logits of a phase, of a rank's part of the vocabulary where ranks divide it; and of its part of the
-    sequence, where nobody says how many tokens they are of.
+    sequence, where nobody says how many tokens they are of. ``learnt``: whether a gradient of them is made.
     """
     words = role.model.head.width
     shards = int(plan.mesh.tp)
@@ -30,9 +30,16 @@ def logits_item(role: Role, plan: Plan, logits: Logits) -> Item:
     brought = int(job.microbatch) * -(-int(job.length) // int(plan.mesh.cp))
     tokens = brought if logits.tokens is None else logits.tokens
     elements = tokens * -(-int(words) // shards)
-    each = logits.per_logit
+    each = logits.per_logit + Bytes.exact(int(_capped_bytes(role, plan)) if learnt else 0)
     size = Bytes(elements * each.low, elements * each.value, elements * each.high) if elements else NOTHING
     return Item(Component.TEMPORARIES, "logits", {Instant.LOSS: size}, Derived(logits.why))
+
+
+def _capped_bytes(role: Role, plan: Plan) -> int:
+    """Bytes of a logit that a model which caps its logits saves: their hyperbolic tangents
+    (huggingface/transformers v5.3.0 src/transformers/models/gemma2/modeling_gemma2.py, Gemma2ForCausalLM).
+    """
+    return plan.precision.compute.nbytes(1) if role.model.head.softcap else 0
 
 
 def step_items(role: Role, sheet: Sheet, logits: Item, each: Logits) -> Iterator[Item]:

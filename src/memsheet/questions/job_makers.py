@@ -32,6 +32,7 @@ from memsheet.jobs.templates.planned import JobDraft, Sizes, TrainedBytes
 from memsheet.jobs.templates.preferences import (
     AXOLOTL,
     FACTORY,
+    NOTHING_SAID,
     SCRIPTS,
     SWIFT,
     TRL,
@@ -240,7 +241,12 @@ def _job_of_method(
             _token_elements(answer),
         )
     return _job_of_preferences(
-        TRL, read, answer, fused=values.get("use_liger_kernel") is True, given=values.get("ref_model")
+        TRL,
+        read,
+        answer,
+        fused=values.get("use_liger_kernel") is True,
+        given=values.get("ref_model"),
+        said=values,
     )
 
 
@@ -270,9 +276,17 @@ REGRESSED = ("A2PO", "A*-PO")
 
 
 def _job_of_preferences(
-    program: str, read: FileReading, answer: Answer, *, fused: bool = False, given: Any = None
+    program: str,
+    read: FileReading,
+    answer: Answer,
+    *,
+    fused: bool = False,
+    given: Any = None,
+    said: Mapping[str, Any] = NOTHING_SAID,
 ) -> JobDraft | None:
-    """A method of pairs or of marked answers. ``given``: what a script gives the trainer as reference."""
+    """A method of pairs or of marked answers. ``given``: what a script gives the trainer as reference;
+    ``said``: words of TRL's trainer.
+    """
     method = read.form.preferences(read.values)
     if method is None or method.scored:
         return None
@@ -285,6 +299,8 @@ def _job_of_preferences(
         fused=fused,
         widened_bytes=_widened_bytes(answer) if method.widened and given is None else 0,
         named=given if isinstance(given, str) and given != UNSET else "",
+        said=said,
+        vocab=answer.model.vocab,
     )
     if made is None:
         return None
@@ -322,6 +338,9 @@ OF_VLLM = {
     "gpu_memory_utilization": "vllm_gpu_memory_utilization", "tensor_parallel_size": "vllm_tensor_parallel_size", "max_model_len": "vllm_max_model_length",
 }  # fmt: skip
 
+OF_TRLS_PAIRS = {"dpo_use_weighting": "use_weighting", "cpo_alpha": "cpo_alpha"}
+"""Axolotl's words of TRL's (core/builders/rl.py)."""
+
 
 def _job_of_axolotl(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> JobDraft | None:
     """Of pairs, or of TRL's GRPO, whose words stand in groups of their own (axolotl-ai-cloud/axolotl 067b021
@@ -346,7 +365,9 @@ def _job_of_axolotl(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> 
         elements, sizes = _token_elements(answer), _sizes_of(answer)
         made = generating_document("GRPO", own, plan, model_reference(answer.model), elements, sizes)
         return made and made._replace(document={**made.document, "name": OF_AXOLOTL})
-    return _job_of_preferences(AXOLOTL, read, answer, fused=read.values.get("dpo_use_liger_kernel") is True)
+    said = {word: read.values.get(at) for at, word in OF_TRLS_PAIRS.items()}
+    fused = read.values.get("dpo_use_liger_kernel") is True
+    return _job_of_preferences(AXOLOTL, read, answer, fused=fused, said=said)
 
 
 def _job_of_factory(read: FileReading, answer: Answer, _: Mapping[str, Any]) -> JobDraft | None:

@@ -91,9 +91,17 @@ class CachedFakeMode(FakeTensorMode):
     """A mode of fake tensors that remembers what operations make, as long as the process lives."""
 
     def __init__(self, **given: Any) -> None:
+        self._has_no_card = bool(super().avoid_device_init)
         super().__init__(**given)
         self.cache_enabled = False  # torch's own: it would keep the same once more
         self._alike: dict[torch.device, dict[str, Any]] = {}
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """Whether the machine is without a card, whatever the code that runs is told of it: constants are
+        then not brought to one.
+        """
+        return self._has_no_card
 
     def __deepcopy__(self, _: dict[int, Any]) -> Self:
         """The mode itself: a tensor's copy names its mode, and in another its views would not share its

@@ -137,3 +137,27 @@ def test_a_step_that_asks_allocates_what_it_does_without_asking(
     unasked: list[tuple[int, int, str]], tmp_path: Path, asks: str
 ) -> None:
     assert events(tmp_path, asks) == unasked
+
+
+MADE = """
+import torch
+
+def build():
+    rows = torch.zeros(64, 256, requires_grad=True)
+
+    def step():
+        scale = torch.tensor({values}, device="cuda")
+        (rows * scale).sum().backward()
+
+    return step
+"""
+
+
+@pytest.mark.parametrize(("values", "size"), [("0.5", 4), ("[0.5] * 256", 1024)])
+def test_a_step_makes_tensors_of_values_on_the_card_as_their_code_does(
+    values: str, size: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "made.py"
+    file.write_text(MADE.format(values=values))
+    _, (timeline,) = trace_file(f"{file}:build", Options())
+    assert size in {one.bytes for one in timeline.storages if one.op == "aten._to_copy"}

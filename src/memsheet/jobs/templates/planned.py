@@ -11,6 +11,11 @@ from memsheet.frozen import NamedTuple
 SCHEMA = "memsheet/job/1"
 DESCRIBED = ("schema", "model", "gpus", "phase")
 """Keys of a plan's document that no role's plan needs."""
+ENTROPY_ROWS, ENTROPY_BYTES = 128, 12
+"""Positions whose logarithms, probabilities and their product are there at once, in fp32, beside logits and a
+whole copy of them (huggingface/trl f2cd577
+trl/trainer/utils.py:526-560, entropy_from_logits): of few tokens the most.
+"""
 
 
 class Sizes(NamedTuple):

@@ -15,9 +15,16 @@ from typing import Any
 
 from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.frozen import NamedTuple
-from memsheet.jobs.templates.planned import planned_actor, planned_reference
+from memsheet.jobs.templates.planned import (
+    ENTROPY_BYTES,
+    ENTROPY_ROWS,
+    extra_item,
+    planned_actor,
+    planned_reference,
+)
 
 Range = tuple[int, int, int]
+NOTHING_SAID: Mapping[str, Any] = {}
 TRL, SCRIPTS, AXOLOTL, FACTORY, SWIFT = "trl", "transformers", "axolotl", "llamafactory", "swift"
 """Names of formats: TRL's own words, scripts that call its trainers, and programs that train on preferences.
 """
@@ -58,6 +65,27 @@ OF_SWIFT: Mapping[str, Learnt] = {
 """Of answers alone at the least, without copies of marked ones (modelscope/ms-swift 3602360
 swift/rlhf_trainers/{dpo,kto}_trainer.py, rlhf_mixin.py:142-180); the rest are TRL's own.
 """
+
+
+class Added(NamedTuple):
+    """What a word of the trainer's adds to the bytes of a logit: of which methods, by which value of it."""
+
+    methods: tuple[str, ...]
+    word: str
+    value: Any
+    widened: Range
+    computed: Range
+
+
+ADDED_BY_WORDS = (
+    Added(("DPO", "IPO"), "use_weighting", True, (0, 4, 4), (0, 0, 4)),
+    Added(("DPO", "IPO"), "loss_type", "sft", (0, 2, 4), (0, 0, 4)),
+    Added(("CPO", "SIMPO"), "cpo_alpha", 0, (0, -2, 0), (0, 0, 0)),
+)
+"""Twice the logits and their exponentials in place of what the figures take; logits of chosen answers that a
+loss of their own saves; and no gradient of a part where that loss has no weight (trainer/dpo_trainer.py:
+1542-1576; experimental/cpo/cpo_trainer.py:841-844).
+"""
 PROGRAMS: Mapping[str, Mapping[str, Learnt]] = {
     TRL: OF_TRL, AXOLOTL: OF_TRL, FACTORY: OF_FACTORY, SWIFT: OF_SWIFT,
 }  # fmt: skip
@@ -78,11 +106,14 @@ def preference_document(
     fused: bool = False,
     widened_bytes: int = 0,
     named: str = "",
+    said: Mapping[str, Any] = NOTHING_SAID,
+    vocab: int = 0,
 ) -> dict[str, Any] | None:
     """The job as ``memsheet/job/1``; None of a method whose loss is not known. ``plan``: of what trains, of
     all sequences, as its own sheet has it; ``fused``: whether the loss makes no whole logits;
     ``widened_bytes``: what the reference has more where it is loaded in fp32 beside a model that is not;
-    ``named``: the reference, where it is another checkpoint than the model that trains.
+    ``named``: the reference, where it is another checkpoint than the model that trains; ``said``: by
+    TRL's trainer's words; ``vocab``: words that the model has logits of.
     """
     learnt = PROGRAMS.get(program, {}).get(method.method)
     if learnt is None or not method.sure:
@@ -91,28 +122,60 @@ def preference_document(
     roles: dict[str, Any] = {"actor": {"model": model, "plan": actor, "trained": True, "process": "trainer"}}
     if method.reference and (method.own_copy or not actor.get("adapter")):
         roles["reference"] = planned_reference(actor, named or model)
-    each = learnt.computed if actor.get("engine") == "deepspeed" else learnt.widened
+    widened = actor.get("engine") != "deepspeed"
+    each = _with_words(learnt.widened if widened else learnt.computed, method.method, said, widened=widened)
     phase: dict[str, Any] = {"name": "update_actor", "active": "actor"}
     if not (fused and method.method in OWN_FUSED):
         phase["logits"] = {"bytes": list(each), "why": WHY}
+        if method.reference and learnt in READ_IN_STEP:
+            phase["items"] = [_waiting_item(actor, vocab, widened=widened)]
+        if learnt is PAIRS and widened and method.reference and said.get("use_weighting") is not True:
+            phase["items"] = [*phase.get("items", ()), _entropy_item(actor, vocab)]
     elif method.method == "KTO":
         phase["logits"] = {"bytes": list(READ_OF_KTO), "why": "of the mismatched answers, read only"}
     if "reference" in roles and widened_bytes:
         why = "the reference is loaded in fp32 where nothing else is said (trainer/utils.py:1144)"
-        phase["items"] = [
-            {
-                "component": "parameters",
-                "path": "reference_in_fp32",
-                "bytes": [0, widened_bytes, widened_bytes],
-                "why": why,
-            }
-        ]
+        wider = extra_item("parameters", "reference_in_fp32", (0, widened_bytes, widened_bytes), why)
+        phase["items"] = [*phase.get("items", ()), wider]
     return {
         "schema": "memsheet/job/1",
         "name": job_name(program, method.method),
         "roles": roles,
         "phases": [phase],
     }
+
+
+def _with_words(each: Range, method: str, said: Mapping[str, Any], *, widened: bool) -> Range:
+    """Bytes of a logit with what the trainer's words add to them."""
+    found = each
+    for one in ADDED_BY_WORDS:
+        held = said.get(one.word)
+        if method in one.methods and one.value in (held if isinstance(held, list) else [held]):
+            more = one.widened if widened else one.computed
+            found = (found[0] + more[0], found[1] + more[1], found[2] + more[2])
+    return found
+
+
+READ_IN_STEP = (PAIRS, MARKED)
+"""Losses for which the reference reads after what trains has run forward."""
+
+
+def _waiting_item(actor: Mapping[str, Any], vocab: int, *, widened: bool) -> dict[str, Any]:
+    """Logits of what trains while the reference reads: its pass has what the forward before it had, beside
+    them (trainer/dpo_trainer.py:1340-1385, kto_trainer.py:1505-1545).
+    """
+    size = (4 if widened else 2) * vocab * int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or 0)
+    why = "of what trains, while the reference reads"
+    return extra_item("temporaries", "waiting_logits", (0, size, size), why, "forward")
+
+
+def _entropy_item(actor: Mapping[str, Any], vocab: int) -> dict[str, Any]:
+    """What an entropy of the moment takes, which the figures of newer releases have
+    (trainer/dpo_trainer.py:1587).
+    """
+    positions = int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or ENTROPY_ROWS)
+    most = ENTROPY_BYTES * min(positions, ENTROPY_ROWS) * vocab
+    return extra_item("temporaries", "entropy", (0, most, most), "of 128 positions at a time", "loss")
 
 
 def job_name(program: str, method: str) -> str:

@@ -21,6 +21,7 @@ from memsheet.jobs.templates.option import (
     machines_of,
     read_options,
 )
+from memsheet.jobs.templates.planned import ENTROPY_BYTES, ENTROPY_ROWS
 from memsheet.late import late_functions
 from memsheet.units import MIB
 
@@ -198,7 +199,8 @@ def _trainer_phases(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     widened = values["engine"] != "deepspeed"
     summed = max(6, 4 + -(-4 // rows))  # a row's exponentials beside all logits (trainer/utils.py:506-508)
     read = (in_bf16, summed, summed) if widened else (in_bf16, in_bf16, max(6, in_bf16))
-    learnt = (8, 16, 16) if widened else (8, 8, 16)
+    beside = 8 + -(-ENTROPY_BYTES * min(tokens, ENTROPY_ROWS) // tokens)
+    learnt = (8, max(16, beside), max(16, beside)) if widened else (8, 8, 16)
     only_read = logits_key(tokens, read, "of answers, read only (trainer/grpo_trainer.py:1435)")
     update = logits_key(tokens, learnt, "of answers, with their gradients (trainer/grpo_trainer.py:1435)")
     found: list[dict[str, Any]] = [

@@ -70,7 +70,7 @@ def test_a_name_says_nothing_of_what_the_keys_say(tmp_path: Path) -> None:
     assert (told(paired).job or {})["name"] == "trl-kto"
 
 
-def rows_of(answer: memsheet.Answer, *, without: str = "") -> dict[Any, Any]:
+def rows_of(answer: memsheet.Answer, *, without: tuple[str, ...] = ()) -> dict[Any, Any]:
     return {
         (item.path, item.component, when): size
         for item in answer.sheets[0].items
@@ -80,13 +80,16 @@ def rows_of(answer: memsheet.Answer, *, without: str = "") -> dict[Any, Any]:
 
 
 def test_probabilities_made_before_remove_exactly_the_reference(tmp_path: Path) -> None:
+    """And what waits for its pass, and what an entropy takes beside its logits: without them another moment
+    is the largest.
+    """
     beside = told(checked(tmp_path, f"{TRL}beta: 0.1\n"))
     before = told(checked(tmp_path, f"{TRL}beta: 0.1\nprecompute_ref_log_probs: true\n"))
     assert [list(one.job["roles"]) for one in (beside, before) if one.job] == [
         ["actor", "reference"],
         ["actor"],
     ]
-    assert rows_of(before) == rows_of(beside, without="reference/")
+    assert rows_of(before) == rows_of(beside, without=("reference/", "actor/entropy", "actor/waiting_logits"))
 
 
 def test_together_is_at_least_each_alone(tmp_path: Path) -> None:
@@ -242,3 +245,51 @@ def test_the_words_of_grpo_in_groups_of_their_own(tmp_path: Path) -> None:
     assert list(found.job["roles"]) == ["actor", "reference", "rollout"]
     assert list((without.job or {})["roles"]) == ["actor", "rollout"]
     assert found.sheets[0].device.value >= without.sheets[0].device.value
+
+
+def logits_of(folder: Path, text: str, name: str = "dpo.yaml") -> tuple[int, int, int]:
+    (phase,) = (told(checked(folder, text, name=name, gpus="1xA100-80GB")).job or {})["phases"]
+    low, value, high = phase["logits"]["bytes"]
+    return low, value, high
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "more"),
+    [
+        ("dpo.yaml", "beta: 0.1\nuse_weighting: true\n", 4), ("dpo.yaml", "beta: 0.1\nuse_weighting: false\n", 0),
+        ("dpo.yaml", "beta: 0.1\nloss_type: sft\n", 2), ("dpo.yaml", "beta: 0.1\nloss_type: [sigmoid, sft]\n", 2),
+        ("dpo.yaml", "beta: 0.1\nloss_type: hinge\n", 0), ("cpo.yaml", "cpo_alpha: 0.0\n", -2), ("cpo.yaml", "cpo_alpha: 1.0\n", 0),
+    ],
+)  # fmt: skip
+def test_words_of_a_loss_add_what_it_keeps_of_each_logit(
+    name: str, words: str, more: int, tmp_path: Path
+) -> None:
+    plain = "beta: 0.1\n" if name == "dpo.yaml" else ""
+    low, value, high = logits_of(tmp_path, TRL + plain, name)
+    own = logits_of(tmp_path, TRL + words, name)
+    assert own[:2] == (low, value + more)
+    assert own[2] >= high
+
+
+def entropy_of(folder: Path, words: str) -> int:
+    answer = told(checked(folder, f"{TRL}beta: 0.1\n{words}", gpus="1xA100-80GB"))
+    return sum(int(item.at[LOSS].value) for item in answer.sheets[0].items if item.path == "actor/entropy")
+
+
+def test_an_entropy_of_the_moment_stands_beside_the_reference_s_logits(tmp_path: Path) -> None:
+    """Of 128 positions, whatever a row has; none where they are read before training."""
+    assert entropy_of(tmp_path, "") == 12 * 128 * 151936
+    assert entropy_of(tmp_path, "max_length: 16\n") == 12 * 2 * ROWS * 16 * 151936
+    assert entropy_of(tmp_path, "precompute_ref_log_probs: true\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "beside"),
+    [("dpo.yaml", "", 1), ("kto.yaml", "", 1), ("orpo.yaml", "", 0), ("dpo.yaml", "use_peft: true\n", 1)],
+)
+def test_logits_wait_while_the_reference_reads(name: str, words: str, beside: int, tmp_path: Path) -> None:
+    answer = told(checked(tmp_path, TRL + words, name=name, gpus="1xA100-80GB"))
+    rows = ROWS if name == "kto.yaml" else 2 * ROWS
+    waiting = [item for item in answer.sheets[0].items if item.path == "actor/waiting_logits"]
+    sizes = [int(size.value) for item in waiting for size in item.at.values()]
+    assert sizes == [4 * rows * LENGTH * 151936] * beside
