@@ -79,7 +79,7 @@ OWN_OF_METHODS = [
     "wandb_project",
 ]
 """Keys of the other methods that add nothing to what their names are told for."""
-METHOD, SUPERVISED = "method", "SFT"
+MODEL, METHOD, SUPERVISED = "model_name_or_path", "method", "SFT"
 OTHERS = {
     "GRPO": ("num_generations", "max_completion_length", "reward_funcs", "reward_weights", "use_vllm"),
     "DPO": ("beta", "max_prompt_length", "precompute_ref_log_probs", "ref_model_init_kwargs"),
@@ -89,6 +89,11 @@ OTHERS = {
 """By method, keys that only its configuration has, the first that is found
 (trainer/{grpo,dpo,kto,reward}_config.py, experimental/{ppo,gkd}).
 """
+
+
+OF_METHODS = frozenset({MODEL, *(at for own in OTHERS.values() for at in own)})
+OF_TRAINERS = frozenset({MODEL, "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "bf16", "num_train_epochs", "max_steps"})  # fmt: skip
+"""A recipe names its model, or leaves it to the command and has a key of a method beside one of a trainer's."""
 
 
 OF_SCRIPTS = {
@@ -420,7 +425,7 @@ FORMAT: Format = Format(
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split", "dataset_name",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
-    needs={"model_name_or_path": ...}, named=method_of_name, refers=("deepspeed", "config"), inlines=("fsdp_config",), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
+    needs_one=(OF_METHODS, OF_TRAINERS), named=method_of_name, refers=("deepspeed", "config"), inlines=("fsdp_config",), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
     differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
     notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
     program_known=_is_for_trl, strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know

@@ -42,6 +42,20 @@ def told(found: Checked) -> memsheet.Answer:
 
 
 @pytest.mark.parametrize(
+    "key", ["beta: 0.1", "max_prompt_length: 512", "desirable_weight: 1.0", "num_generations: 4"]
+)
+def test_a_recipe_may_leave_its_model_to_the_command(key: str, tmp_path: Path) -> None:
+    """What it keeps beside the one that trains is the same, whoever names it."""
+    text = f"{TRL}{key}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    named = memsheet.check(tmp_path / "config.yaml", gpus="8xA100-80GB")
+    (tmp_path / "config.yaml").write_text(text.replace(f"model_name_or_path: {MODEL}\n", ""))
+    left = memsheet.check(tmp_path / "config.yaml", gpus="8xA100-80GB", model=MODEL)
+    assert (told(left).job or {})["roles"].keys() == (told(named).job or {})["roles"].keys()
+    assert told(left).verdict == told(named).verdict
+
+
+@pytest.mark.parametrize(
     ("name", "method"),
     [
         ("dpo.yaml", "DPO"), ("qwen_dpo_7b.yml", "DPO"), ("orpo.yaml", "ORPO"), ("zephyr-kto.yaml", "KTO"),
