@@ -24,8 +24,8 @@ from memsheet.plan.job import Job, Phase, Role, Work
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.options import Document, TemplateOptions
 from memsheet.questions.accounted import with_draft_model
-from memsheet.questions.labelled_models import without_vocabulary
 from memsheet.questions.question_parts import REPLAY, SHARE, parse_question, read_named_model
+from memsheet.readers.label_heads import without_vocabulary
 from memsheet.report.answer import public_answer
 from memsheet.report.shared.jobs.phases import LACKS, fullest_instant
 from memsheet.report.shared.words import INSTANTS

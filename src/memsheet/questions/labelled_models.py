@@ -12,8 +12,9 @@ from memsheet.exchange.shared.script_places import LABELS, LABELS_PLACE
 from memsheet.frozen import replace
 from memsheet.patterns import late_pattern
 from memsheet.plan.engine_registry import find_engine
-from memsheet.plan.model import Head, ModelSpec
+from memsheet.plan.model import ModelSpec
 from memsheet.questions.named_models import model_of
+from memsheet.readers.label_heads import LABELLED, OF_LABELS, without_vocabulary
 
 OTHER_HEAD = late_pattern(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
 """Behind a family's name in the library's classes: what is put on the model."""
@@ -60,26 +61,6 @@ and one value a row (huggingface/trl f2cd577 trl/trainer/reward_trainer.py:739-7
 def _without_method(read: FileReading) -> FileReading:
     read = _without_labels(read)
     return replace(read, unmodelled=tuple(one for one in read.unmodelled if one[0] not in SAYS_METHOD))
-
-
-OF_LABELS = ("ForSequenceClassification", "ForTokenClassification")
-"""Heads that the library puts on any decoder: one matrix of a row a label (transformers 5.23.0
-modeling_layers.py, GenericForSequenceClassification, GenericForTokenClassification).
-"""
-
-
-LABELLED = "the model tells labels apart"
-
-
-def without_vocabulary(model: ModelSpec | None, why: str) -> ModelSpec | None:
-    """A decoder with a head of few labels, which takes next to nothing, in place of the vocabulary's; None of
-    any other model. ``why``: what the head is for, in words.
-    """
-    if model is None or model.head.kind != "causal_lm" or model.recording is not None:
-        return None
-    note = f"{why}: it has no output matrix, and the head in its place is left out"
-    source = replace(model.source, notes=(*model.source.notes, note))
-    return replace(model, head=Head(kind="none", width=model.head.width), source=source)
 
 
 def _lacks_heads(reads: Mapping[str, FileReading]) -> bool:

@@ -92,8 +92,10 @@ OTHERS = {
 
 
 OF_METHODS = frozenset({MODEL, *(at for own in OTHERS.values() for at in own)})
-OF_TRAINERS = frozenset({MODEL, "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "bf16", "num_train_epochs", "max_steps"})  # fmt: skip
-"""A recipe names its model, or leaves it to the command and has a key of a method beside one of a trainer's."""
+OF_TRAINERS = frozenset({
+    MODEL, "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "bf16", "num_train_epochs", "max_steps",
+})  # fmt: skip
+"""A recipe names its model, or leaves it to the command and has a method's key beside a trainer's."""
 
 
 OF_SCRIPTS = {
