@@ -31,6 +31,7 @@ ELSEWHERE = {
     "trace/launch.py": "what its own children wrote, and where they run",
     "trace/parent.py": "what its own child wrote, and /proc",
     "measure/environment.py": "/proc",
+    "measure/watch.py": "/proc",
     "measure/snapshot.py": "what this process writes",
     "run/data.py": "a person's own text, with its own limit, in the child that trains on it",
     "report/shared/files.py": "what is written",

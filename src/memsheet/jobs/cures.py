@@ -12,6 +12,7 @@ from memsheet.frozen import dataclass
 from memsheet.jobs.shorter import batch_of_pass, with_smaller_batches, with_smaller_pass
 from memsheet.jobs.templates.generation import is_own_generation
 from memsheet.jobs.templates.liger import FusedLoss
+from memsheet.jobs.templates.planned import MADE_OF_LOGITS
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
 from memsheet.plan.job import Residency, Work
 from memsheet.sheet import Component
@@ -221,6 +222,9 @@ def _without_logits(document: Mapping[str, Any], fused: FusedLoss) -> dict[str, 
         if "logits" not in phase or (fused.reads and phase.get("work") == READ):
             continue
         del phase["logits"]
+        phase["items"] = [one for one in phase.get("items", ()) if one["path"] not in MADE_OF_LOGITS]
+        if not phase["items"]:
+            del phase["items"]
         if fused.logits:
             phase["logits"] = fused.logits
         if fused.items:

@@ -16,6 +16,8 @@ ENTROPY_ROWS, ENTROPY_BYTES = 128, 12
 whole copy of them (huggingface/trl f2cd577
 trl/trainer/utils.py:526-560, entropy_from_logits): of few tokens the most.
 """
+WAITING, ENTROPY = MADE_OF_LOGITS = ("waiting_logits", "entropy")
+"""Items of a phase that a loss without whole logits has not."""
 
 
 class Sizes(NamedTuple):

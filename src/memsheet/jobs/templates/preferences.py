@@ -16,8 +16,10 @@ from typing import Any
 from memsheet.exchange.shared.preference_methods import Preferences
 from memsheet.frozen import NamedTuple
 from memsheet.jobs.templates.planned import (
+    ENTROPY,
     ENTROPY_BYTES,
     ENTROPY_ROWS,
+    WAITING,
     extra_item,
     planned_actor,
     planned_reference,
@@ -166,7 +168,7 @@ def _waiting_item(actor: Mapping[str, Any], vocab: int, *, widened: bool) -> dic
     """
     size = (4 if widened else 2) * vocab * int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or 0)
     why = "of what trains, while the reference reads"
-    return extra_item("temporaries", "waiting_logits", (0, size, size), why, "forward")
+    return extra_item("temporaries", WAITING, (0, size, size), why, "forward")
 
 
 def _entropy_item(actor: Mapping[str, Any], vocab: int) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def _entropy_item(actor: Mapping[str, Any], vocab: int) -> dict[str, Any]:
     """
     positions = int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or ENTROPY_ROWS)
     most = ENTROPY_BYTES * min(positions, ENTROPY_ROWS) * vocab
-    return extra_item("temporaries", "entropy", (0, most, most), "of 128 positions at a time", "loss")
+    return extra_item("temporaries", ENTROPY, (0, most, most), "of 128 positions at a time", "loss")
 
 
 def job_name(program: str, method: str) -> str:

@@ -118,6 +118,10 @@ class Table:
         self.columns.append(Column(header, justify, overflow, no_wrap, width, vertical))
 
     def add_row(self, *cells: Part, style: Style = "") -> None:
+        """A row; cells beyond the columns that there are make columns of their own."""
+        for _ in cells[len(self.columns) :]:
+            self.columns.append(Column())
+            self.rows = [(*row, "") for row in self.rows]
         self.styles.append(style)
         self.rows.append((*cells, *("" for _ in self.columns[len(cells) :])))
 

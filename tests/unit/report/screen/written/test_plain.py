@@ -52,13 +52,14 @@ def some_part(draw: random.Random, *, deep: bool = True) -> Part:
         title=title,
         title_justify=draw.choice(("left", "center")),
     )
-    for _ in range(draw.randrange(1, 5)):
+    for _ in range(draw.randrange(5)):
         table.add_column(
             some_text(draw), justify=draw.choice(("left", "right")), overflow=draw.choice(("fold", "ellipsis")), no_wrap=draw.random() < 0.5,
             width=draw.choice((None, None, None, 9)), vertical=draw.choice(("top", "bottom")),
         )  # fmt: skip
     for _ in range(draw.randrange(5)):
-        table.add_row(*(some_part(draw, deep=False) for _ in table.columns), style=draw.choice(("", "dim")))
+        cells = max(len(table.columns), draw.randrange(1, 5))  # a row makes the columns that it has cells for
+        table.add_row(*(some_part(draw, deep=False) for _ in range(cells)), style=draw.choice(("", "dim")))
     return table
 
 
