@@ -313,10 +313,10 @@ def _ollama_match(asked: AskedName) -> NameMatch | None:
         name = canonical_index().get(known) or (base.model if base else None)
         if name is None:
             continue
-        if not types and asked.repo.lower() in OTHER_FORMS:
-            return NameMatch(name=name, released=known, words="stored as it was released")
-        storage = storage_of_tag(types or USUAL_TAG)
-        usual = "" if types else ", as most of Ollama's tags are that name no types"
+        released = OTHER_FORMS.get(asked.repo.lower())
+        storage = storage_of_tag(types or released or USUAL_TAG)
+        named = "as it was released" if released else "as most of Ollama's tags are that name no types"
+        usual = "" if types else f", {named}"
         told = f"{storage.words}{usual}" if storage else ""
         words = ", ".join(filter(None, (f"which {base.words}" if base else "", told)))
         return NameMatch(

@@ -35,8 +35,10 @@ CALLED = {
     "mistral-nemo:12b": "mistral-nemo-instruct-2407", "devstral:24b": "devstral-small-2507", "magistral:24b": "magistral-small-2506",
 }  # fmt: skip
 """Tags whose model is not called ``family-size``."""
-OTHER_FORMS = {"gpt-oss": ""}
-"""Families whose tags without types are stored as they were released."""
+OTHER_FORMS = {"gpt-oss": "BF16"}
+"""Types of families whose tags without any are stored as they were released: gpt-oss' experts in MXFP4, which
+every file of it keeps, and the rest whole.
+"""
 _TUNED = ("instruct", "chat", "text", "it", "it-qat", "base", "thinking")
 _TYPES = late_pattern(r"(?:^|-)((?:i?q\d(?:_[a-z0-9]+){0,2}|fp?16|bf16|mxfp4))$", re.IGNORECASE)
 _SIZE = late_pattern(r"^(?:\d{1,3}x)?e?\d{1,4}(?:\.\d)?[bm]|^(?:mini|medium|scout|maverick)(?=-|$)")

@@ -360,11 +360,11 @@ def test_no_names(text: str) -> None:
     [
         ("llama3.1:8b", "llama-3.1-8b", "gguf:Q4_K_M"), ("llama3.1:latest", "llama-3.1-8b", "gguf:Q4_K_M"), ("llama3.1:70b-instruct-q8_0", "llama-3.1-70b", "gguf:Q8_0"),
         ("qwen3:30b-a3b-q4_K_M", "qwen3-30b-a3b", "gguf:Q4_K_M"), ("qwen3:30b", "qwen3-30b-a3b", "gguf:Q4_K_M"), ("gemma3:27b-it-q4_K_M", "gemma-3-27b", "gguf:Q4_K_M"),
-        ("gemma3:27b-it-fp16", "gemma-3-27b", "gguf:F16"), ("mixtral:8x7b", "mixtral-8x7b", "gguf:Q4_K_M"), ("gpt-oss:20b", "gpt-oss-20b", "mxfp4"),
+        ("gemma3:27b-it-fp16", "gemma-3-27b", "gguf:F16"), ("mixtral:8x7b", "mixtral-8x7b", "gguf:Q4_K_M"), ("gpt-oss:20b", "gpt-oss-20b", "gguf:BF16"),
         ("ollama.com/library/phi4:14b", "phi-4", "gguf:Q4_K_M"), ("https://ollama.com/library/qwen2.5:7b", "qwen2.5-7b", "gguf:Q4_K_M"), ("library/smollm2:135m", "smollm2-135m", "gguf:Q4_K_M"),
         ("gemma4:26b", "gemma-4-26b-a4b", "gguf:Q4_K_M"), ("deepseek-r1:8b", "qwen3-8b", "gguf:Q4_K_M"), ("llama3.1", "llama-3.1-8b", "gguf:Q4_K_M"),
         ("nemotron-3-nano:30b", "nemotron-3-nano-30b-a3b", "gguf:Q4_K_M"), ("devstral:24b", "mistral-small-3.1-24b", "gguf:Q4_K_M"), ("devstral:latest", "mistral-small-3.1-24b", "gguf:Q4_K_M"),
-        ("mistral-small3.2", "mistral-small-3.1-24b", "gguf:Q4_K_M"), ("qwen3-coder:30b", "qwen3-coder-30b-a3b", "gguf:Q4_K_M"), ("gpt-oss:latest", "gpt-oss-20b", "mxfp4"),
+        ("mistral-small3.2", "mistral-small-3.1-24b", "gguf:Q4_K_M"), ("qwen3-coder:30b", "qwen3-coder-30b-a3b", "gguf:Q4_K_M"), ("gpt-oss:latest", "gpt-oss-20b", "gguf:BF16"),
         ("deepseek-r1:671b", "deepseek-r1", "gguf:Q4_K_M"), ("qwen2.5vl:7b", "qwen2.5-vl-7b", "gguf:Q4_K_M"), ("llama3.2-vision:11b", "llama-3.2-11b-vision", "gguf:Q4_K_M"),
     ],
 )  # fmt: skip
