@@ -81,6 +81,10 @@ CASES = {
     "embeddings that are asked for a gradient stay beside activations on the host": (
         SMALL, {**STEP, "recompute": "full", "offload": "activations", "lora_rank": 4, "lora_targets": ("q_proj",)},
     ),
+    "modules that are recomputed one by one ask embeddings for no gradient": (
+        SMALL, {**STEP, "recompute_modules": ("mlp",), "lora_rank": 4, "lora_targets": ("q_proj",)},
+    ),
+    "the same of prompts": (SMALL, {**STEP, "recompute_modules": ("mlp",), "adapter.kind": "prompt-tuning", "adapter.prompt_length": 8}),
     "an optimizer that goes by the model's layers, under replicas": (SMALL, {**STEP, "engine": "transformers", "dp_replicate": 2, "optimizer": "muon"}),
 }  # fmt: skip
 
