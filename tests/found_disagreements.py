@@ -49,6 +49,10 @@ TWO_STACKS = {
 }  # fmt: skip
 STEP = {"microbatch": 4, "seq_len": 300, "precision": "bf16-pure", "attention": "sdpa", "optimizer": "sgd"}
 SHARDED = {**STEP, "engine": "fsdp2", "zero": 3, "dp_shard": 2, "microbatch": 1, "seq_len": 40}
+STAGED = {
+    **SHARDED, "pp": 2, "microbatch": 2, "global_batch": 16, "seq_len": 200, "precision": "fsdp2-mixed", "attention": "eager", "schedule": "1f1b",
+}  # fmt: skip
+FOUR, EIGHT = ({**SMALL, "num_hidden_layers": layers} for layers in (4, 8))
 AGAIN = {**STEP, "attention": "eager", "recompute": "full"}
 REENTRANT = {**AGAIN, "recompute.reentrant": True}
 DORA = {"adapter.kind": "dora", "lora_rank": 27, "lora_targets": ("down_proj",)}
@@ -81,6 +85,15 @@ CASES = {
     "embeddings that are asked for a gradient stay beside activations on the host": (
         SMALL, {**STEP, "recompute": "full", "offload": "activations", "lora_rank": 4, "lora_targets": ("q_proj",)},
     ),
+    "modules that are recomputed one by one ask embeddings for no gradient": (
+        SMALL, {**STEP, "recompute_modules": ("mlp",), "lora_rank": 4, "lora_targets": ("q_proj",)},
+    ),
+    "the same of prompts": (SMALL, {**STEP, "recompute_modules": ("mlp",), "adapter.kind": "prompt-tuning", "adapter.prompt_length": 8}),
+    "a stage's units go from a forward to its backward, which leaves them whole": (FOUR, STAGED),
+    "the same in fp32": (FOUR, {**STAGED, "precision": "fp32"}),
+    "a stage whose units stay whole": (FOUR, {**STAGED, "zero": 2}),
+    "a stage in the middle names the gradient that it sent back": (EIGHT, {**STAGED, "pp": 4}),
+    "a stage runs all forwards before it runs backward": (EIGHT, {**STAGED, "schedule": "gpipe"}),
     "an optimizer that goes by the model's layers, under replicas": (SMALL, {**STEP, "engine": "transformers", "dp_replicate": 2, "optimizer": "muon"}),
 }  # fmt: skip
 

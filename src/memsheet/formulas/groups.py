@@ -226,11 +226,9 @@ def _make_walk(
 ) -> StageLayers:
     ends = end_parts(spec, plan, engine, release=release)
     layers, entry = list[Layers](), 0
-    frozen = (
-        ends.embeddings is not None
-        and enters_frozen(spec, plan)
-        and plan.recompute.mode is RecomputeMode.NONE
-    )
+    by_module = plan.recompute.mode is RecomputeMode.SELECTIVE and not plan.recompute.by_layers
+    whole = plan.recompute.mode is RecomputeMode.NONE or by_module  # layers, none of them under a checkpoint
+    frozen = ends.embeddings is not None and enters_frozen(spec, plan) and whole
     code = model_code(engine.layers)
     let_go = by_alike_rows(
         plan, lambda own: code.let_go(spec, own, run_config_of(own, engine)), fields_laid_together
@@ -408,8 +406,8 @@ def _first_so_many(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, ...]
 
 
 def _frozen_entry_layers(stack: Stack, layers: list[Layers], make: Callable[[Block], Group]) -> list[Layers]:
-    """Other groups for the first layers, up to the one that trains something: nothing before it does (under
-    recompute peft asks for its input's gradient all the same).
+    """Other groups for the first layers, up to the one that trains something: nothing before it does (where
+    whole layers are recomputed peft asks for its input's gradient all the same).
     """
     if any(is_array(run.count) for run in stack.runs):
         mixed_stratum()

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from memsheet.arith import Count, agreed, at_least, maximum, minimum
+from memsheet.arith import Count, agreed, at_least, maximum, minimum, where
 from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.pipeline import in_flight
 from memsheet.formulas.sharding.overhead import ShardingOverhead, single_row
@@ -16,19 +16,21 @@ from memsheet.formulas.sharding.per_parameter_sizes import (
     mixed_precision_dtype,
     unsynced_gradient_bytes,
 )
+from memsheet.formulas.sharding.pipelined_units import gathered_again
 from memsheet.formulas.sharding.resident_state import ResidentState
 from memsheet.formulas.states.gradients import UNSYNCED
-from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, Key, largest_moment_rows, merge_moment
+from memsheet.formulas.tapes.bytes_by_path import EMPTY, BytesByPath, largest_moment_rows, merge_moment
 from memsheet.formulas.training_step import Step
 from memsheet.frozen import replace
 from memsheet.plan.engine_registry import engine_of
 from memsheet.plan.model import Role
-from memsheet.plan.plan import Plan
+from memsheet.plan.plan import Plan, Schedule
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
 
 RECEIVED = "pipeline/received"
 OUTPUTS = "pipeline/outputs"
+SENT = "pipeline/sent"
 
 
 def warm_and_steady(step: Step, others: Count) -> Iterator[tuple[Step, Count, frozenset[bool]]]:
@@ -43,13 +45,43 @@ def warm_and_steady(step: Step, others: Count) -> Iterator[tuple[Step, Count, fr
     reduced = single_row(*UNSYNCED, _reduced_by_loss(step))
     around = replace(
         step.around,
-        leaving=partial(_first_gradients, step.plan),
+        backward=partial(_first_backward, step),
+        leaving=partial(_first_leaving, step),
         through=merge_moment([(1, step.around.through), (1, reduced)]),
     )
     yield replace(step, resident_gradients=EMPTY, around=around), others, both
     count = step.plan.accumulation
-    follows = frozenset((True,)) if at_least(count, others + 2) is False else both
-    yield step, maximum(0, minimum(others, count - 2)), follows
+    after, lets_go = at_least(count, others + 2), step.plan.reshard_after_forward
+    left = maximum(0, minimum(others, count - 2))
+    if after is not False or not lets_go:
+        yield step, left, frozenset((True,)) if after is False else both
+    if lets_go:
+        again = _backward_again(step, others=others)
+        yield again, left if after is False else maximum(0, others - 1), frozenset((True,))
+
+
+def _backward_again(step: Step, *, others: Count) -> Step:
+    """A backward that follows another one, which has left all units whole. None does where a stage has no
+    ``others`` in flight.
+    """
+    around, head, alone = step.around, step.walk.head, where(at_least(others, 1), 0, 1)
+
+    def not_ahead(found: BytesByPath, before: Group | None) -> BytesByPath:
+        ahead = gathered_again(before, step.plan) if before else EMPTY
+        return merge_moment([(1, found), (alone - 1, ahead)])
+
+    def holds(group: Group) -> BytesByPath:
+        return merge_moment([(1 if group is head else alone, around.holds(group))])
+
+    return replace(
+        step,
+        around=replace(
+            around,
+            backward=lambda before, group, after: not_ahead(around.backward(before, group, after), before),
+            leaving=lambda before, group: not_ahead(around.leaving(before, group), before),
+            holds=holds,
+        ),
+    )
 
 
 def _reduced_by_loss(step: Step) -> Count:
@@ -59,11 +91,24 @@ def _reduced_by_loss(step: Step) -> Count:
     return unsynced_gradient_bytes(own, step.plan)
 
 
-def _first_gradients(plan: Plan, before: Group | None, group: Group) -> BytesByPath:
+def _first_backward(step: Step, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
+    """With a unit's own gradients, where they stay as they are made; a later backward adds to them."""
+    same = step.plan.precision.reduce is step.plan.precision.compute
+    made = unsynced_gradient_bytes(group.parameters, step.plan) if same else 0
+    return merge_moment([(1, step.around.backward(before, group, after)), (1, single_row(*UNSYNCED, made))])
+
+
+def _first_leaving(step: Step, before: Group | None, group: Group) -> BytesByPath:
+    """What is there when a unit's first gradients are made wide, in place of those that are added."""
+    same = step.plan.precision.reduce is step.plan.precision.compute
+    moments = [(1, step.around.leaving(before, group)), (1, _first_gradients(step.plan, group))]
+    return merge_moment([*moments, (-1, EMPTY if same else group.gradients)])
+
+
+def _first_gradients(plan: Plan, group: Group) -> BytesByPath:
     """A unit's gradients as they are made wide one after another, each beside what it was (torch 2.13
     _fsdp_param.py, to_accumulated_grad_if_needed).
     """
-    del before
     reduced = loss_reduces_head(plan)  # and there all the time
     made = [h for h in group.parameters if h.trains and not (reduced and h.role is Role.HEAD)]
     same = plan.precision.reduce is plan.precision.compute
@@ -84,12 +129,14 @@ def _first_gradients(plan: Plan, before: Group | None, group: Group) -> BytesByP
     at=(
         "distributed/pipelining/stage.py, _setup_forward_recv_info and _setup_backward_recv_info: a buffer "
         "for each micro-batch of a step, of what comes from either side; forward_one_chunk keeps outputs "
-        "until their backward"
+        "until their backward; schedules.py, Schedule1F1B._step_microbatches: bwd_sends names what goes back "
+        "until the next backward is over"
     ),
 )
 def with_stage_buffers(kept: ResidentState, walk: StageLayers, plan: Plan, stage: Count) -> ResidentState:
-    """With what a stage receives of all micro-batches of a step, and what it has sent on of those in flight,
-    in bytes. What the first layer keeps of those in flight is received already.
+    """With what a stage receives of all micro-batches of a step, what it has sent on of those in flight, and
+    the gradient that it sent back last, in bytes. What the first layer keeps of those in flight is received
+    already.
     """
     if agreed(plan.mesh.pp == 1) or not walk.layers:
         return kept
@@ -105,29 +152,36 @@ def with_stage_buffers(kept: ResidentState, walk: StageLayers, plan: Plan, stage
     around = kept.around
     always = single_row(Component.COMMUNICATION, RECEIVED, received)
     around = replace(around, always=merge_moment([(1, around.always), (1, always)]))
+    if walk.embeddings is None and plan.schedule is Schedule.ONE_F_ONE_B:
+        around = _with_outputs(around, where(at_least(count, 2), size, 0), SENT)
     around = (
-        _with_outputs(around, flying * size) if walk.head is None else _with_named(around, walk, flying, plan)
+        _with_sent_on(around, flying, size) if walk.head is None else _with_named(around, walk, flying, plan)
     )
     at_step = single_row(Component.COMMUNICATION, RECEIVED, flying * handed * size)
     return replace(
         kept,
         around=around,
         at_step=merge_moment([(1, kept.at_step), (1, at_step)]),
-        ranges={**kept.ranges, **_gathered_ranges(kept, plan)},
     )
 
 
-def _gathered_ranges(kept: ResidentState, plan: Plan) -> dict[Key, tuple[Count, Count]]:
-    """Where forward lets go of parameters that backward leaves gathered, how many of a stage's layers are
-    whole at once.
-    """
-    rows = kept.around.through.held.items() if plan.reshard_after_forward else ()
-    return {key: (0, size) for key, size in rows if key[0] is Component.UNSHARDED_PARAMETERS}
+def _with_sent_on(around: ShardingOverhead, flying: Count, size: Count) -> ShardingOverhead:
+    """With what goes on to the next stage, of one micro-batch less while another runs forward."""
+    own = single_row(Component.COMMUNICATION, OUTPUTS, size)
+
+    def backward(before: Group | None, group: Group, after: Group | None) -> BytesByPath:
+        return merge_moment([(1, around.backward(before, group, after)), (1, own)])
+
+    def leaving(before: Group | None, group: Group) -> BytesByPath:
+        return merge_moment([(1, around.leaving(before, group)), (1, own)])
+
+    end = merge_moment([(1, around.end), (1, own)])
+    return replace(_with_outputs(around, (flying - 1) * size), backward=backward, leaving=leaving, end=end)
 
 
-def _with_outputs(around: ShardingOverhead, size: Count) -> ShardingOverhead:
-    """With what was sent on."""
-    outputs = single_row(Component.COMMUNICATION, OUTPUTS, size)
+def _with_outputs(around: ShardingOverhead, size: Count, path: str = OUTPUTS) -> ShardingOverhead:
+    """With what was sent, on or back."""
+    outputs = single_row(Component.COMMUNICATION, path, size)
     return replace(around, through=merge_moment([(1, around.through), (1, outputs)]))
 
 

@@ -125,7 +125,7 @@ def _peaks_of_step(rank: Rank, plan: Plan, engine: Engine, states: ResidentState
     """
     global _recent_peaks  # noqa: PLW0603 - one value, replaced as a whole
     number = _number_of_single(rank, plan)
-    beside = plan.cuda_graphs or plan.quantization is not None or engine.whole_in_pipelines
+    beside = plan.cuda_graphs or plan.quantization is not None or engine.torch_pipelining
     if number is None or (states is not None and beside):  # which is in what is known, too
         return _last_smaller(rank, plan, engine, states)
     for told, known, of, by, found in _recent_peaks:
@@ -199,7 +199,7 @@ def _steps_of_rank(rank: Rank, plan: Plan, engine: Engine, states: ResidentState
     that have the same layers differ: those of the last ranks are kept.
     """
     global _recent_steps  # noqa: PLW0603 - one value, replaced as a whole
-    number, anywhere = _number_of_single(rank, plan), not (engine.whole_in_pipelines or plan.cuda_graphs)
+    number, anywhere = _number_of_single(rank, plan), not (engine.torch_pipelining or plan.cuda_graphs)
     for told, known, of, by, found in _recent_steps if number is not None else ():
         alike = known.model is rank.model and (anywhere or known.stage == rank.stage)
         if alike and told == number and of == plan and by is engine and known.chunks == rank.chunks:
@@ -207,7 +207,7 @@ def _steps_of_rank(rank: Rank, plan: Plan, engine: Engine, states: ResidentState
     walks, kept = _chunk_walks_and_states(rank, plan, engine, states)
     kept = with_outliers(kept, walks, rank.model, plan)
     kept = with_raised_logits(kept, rank.whole, plan, rank.stage, engine)
-    kept = with_stage_buffers(kept, walks[0], plan, rank.stage) if engine.whole_in_pipelines else kept
+    kept = with_stage_buffers(kept, walks[0], plan, rank.stage) if engine.torch_pipelining else kept
     code = model_code(engine.layers)
     graphs = code.captured(code, rank.model, plan, rank.stage)
     kept = with_graphs(kept, walks, rank.model, graphs)

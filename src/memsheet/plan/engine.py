@@ -240,6 +240,7 @@ class Engine:
     stages: Callable[[int, int, str | None], tuple[int, ...] | None] | None = (
         None  # layers of each pipeline stage, of layers, stages, version
     )
+    torch_pipelining: bool = False  # its stages are those of torch's distributed/pipelining
     whole_in_pipelines: bool = (
         False  # parameters stay gathered from forward to backward where there are several stages
     )

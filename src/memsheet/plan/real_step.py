@@ -19,3 +19,12 @@ def offloads_inputs_alone(plan: Plan) -> bool:
     """
     full = plan.recompute.mode is RecomputeMode.FULL
     return engine_of(plan).runner is Runner.SHARDED_UNITS and full and bool(plan.mesh.pp == 1)
+
+
+def asks_embeddings(plan: Plan) -> bool:
+    """Whether what frozen embeddings return is asked for a gradient, which checkpoints of whole layers begin
+    with: where adapters train and the library's own switch is on. Modules that are wrapped one by one leave
+    it off (peft 0.21.2 peft_model.py:184, is_gradient_checkpointing; transformers 5.23
+    modeling_utils.py:3189).
+    """
+    return plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL

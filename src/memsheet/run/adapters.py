@@ -17,7 +17,8 @@ from memsheet.errors import input_error
 from memsheet.frozen import replace
 from memsheet.plan.defaults import IA3_INPUTS
 from memsheet.plan.dtypes import FP32, DType
-from memsheet.plan.plan import AdapterKind, Plan, Quantization, RecomputeMode
+from memsheet.plan.plan import AdapterKind, Plan, Quantization
+from memsheet.plan.real_step import asks_embeddings
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.eight_bit import LinearInt8, lora_of_int8
 from memsheet.run.four_bit import can_quantize, four_bit
@@ -62,8 +63,7 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         raise input_error(
             "adapter", "lora", "is peft's, which is not installed", "pip install peft"
         ) from None
-    recomputes = plan.recompute.mode is not RecomputeMode.NONE
-    if recomputes:
+    if asks_embeddings(plan):
         model.enable_input_require_grads()  # type: ignore[operator]
     if plan.adapter.kind not in (AdapterKind.LORA, AdapterKind.DORA, AdapterKind.LORA_FA):
         return _other_method(model, plan)

@@ -14,6 +14,7 @@ ENGINE = Engine(
     tasks=("train",),
     axes=("dp_replicate", "dp_shard", "cp", "tp"),
     real_axes=("pp", "vpp", "ep"),
+    torch_pipelining=True,
     real_schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     context_parallel=(ContextParallel.ALL_GATHER,),  # accelerate 1.15, utils/dataclasses.py:2245
     zero=(2, 3),

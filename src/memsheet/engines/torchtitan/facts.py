@@ -228,6 +228,7 @@ ENGINE = Engine(
     selective=("op",),
     policies=frozenset({"op", "layer"}),
     stages=layers_of_stages,
+    torch_pipelining=True,
     whole_in_pipelines=True,
     gradient_sync=GradientSync.EVERY,  # b5bcd76c6 torchtitan/trainer.py leaves it on
     usual_loss=usual_loss,

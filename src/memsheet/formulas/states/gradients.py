@@ -33,7 +33,7 @@ def reduces_surely_last(plan: Plan, engine: Engine) -> bool:
     """
     if (plan.gradient_sync or engine.gradient_sync) is GradientSync.LAST:
         return agreed(plan.accumulation > 1)
-    return engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
+    return engine.torch_pipelining and agreed(plan.mesh.pp > 1)
 
 
 def reduces_surely_every(plan: Plan, engine: Engine) -> bool:

@@ -326,11 +326,12 @@ def test_a_pipeline_keeps_parameters_and_gradients_whole() -> None:
     assert gathered == 2 * (3 * layers + 8000 * 1024)
 
 
-def pipelined(rows: str, stage: int, **options: Any) -> int:
-    """Bytes of a stage's rows in forward."""
+def pipelined(rows: str, stage: int, instant: Instant = Instant.FORWARD, **options: Any) -> int:
+    """Bytes of a stage's rows, none where it has none."""
     spec, plan = planned(pp=2, dp_shard=2, **options)
     found = account_rank(spec, plan, stage=stage)
-    return int(next(i.at[Instant.FORWARD].value for i in found.items if i.path == f"pipeline/{rows}"))
+    rows_found = (i for i in found.items if i.path == f"pipeline/{rows}" and instant in i.at)
+    return sum(int(item.at[instant].value) for item in rows_found)
 
 
 @pytest.mark.parametrize("count", [2, 8])
@@ -340,7 +341,10 @@ def test_a_stage_has_a_buffer_for_each_micro_batch(count: int) -> None:
     assert pipelined("received", 1, **asked) == count * UNIT
     # of those in flight it is what the first layer keeps
     assert pipelined("received", 1, **asked, recompute="full") == (count - 1) * UNIT
-    assert pipelined("outputs", 0, **asked) == 2 * UNIT  # in flight
+    assert pipelined("outputs", 0, **asked) == UNIT  # of the two in flight one runs
+    assert pipelined("outputs", 0, Instant.BACKWARD, **asked) == 2 * UNIT
+    # what went back is named until the next backward is over
+    assert [pipelined("sent", stage, Instant.BACKWARD, **asked) for stage in (0, 1)] == [0, UNIT]
 
 
 def test_older_versions_keep_the_logits_of_every_micro_batch() -> None:

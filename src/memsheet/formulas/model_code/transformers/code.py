@@ -17,7 +17,8 @@ from memsheet.formulas.model_code.transformers.families import CLASSES, VISION, 
 from memsheet.frozen import replace
 from memsheet.late import late_functions
 from memsheet.plan.model import Attention, Block, ModelSpec, Moe
-from memsheet.plan.plan import Plan, RecomputeMode
+from memsheet.plan.plan import Plan
+from memsheet.plan.real_step import asks_embeddings
 from memsheet.plan.workload import PassShape, Training
 from memsheet.references import TRANSFORMERS, formula
 
@@ -185,7 +186,6 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """What an older torch kept besides, and whether peft asks embeddings for a gradient
     (enable_input_require_grads).
     """
-    asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
     options = how.options
     if plan.context_parallel is not None:
         options |= ring_options(plan)
@@ -195,7 +195,7 @@ def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
         how,
         options=options,
         keeps_scores=softmax_keeps_input(plan.engine_version),
-        asks_grad=asks,
+        asks_grad=asks_embeddings(plan),
         handed_low=casts_arguments(plan),
     )
 
