@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Any
 
 from memsheet.frozen import dataclass
-from memsheet.jobs.shorter import batch_of_pass, with_smaller_batches, with_smaller_pass
+from memsheet.jobs.shorter import OF_LOGITS, batch_of_pass, with_smaller_batches, with_smaller_pass
 from memsheet.jobs.templates.generation import is_own_generation
 from memsheet.jobs.templates.liger import FusedLoss
 from memsheet.plan.engine_registry import find_engine, sharding_counterpart
@@ -215,6 +215,10 @@ def _mixed_precision(precision: Mapping[str, Any], *, raised: bool) -> dict[str,
     return {**precision, **dict.fromkeys(learnt, "fp32"), "reduce": precision["compute"]}
 
 
+WITH_LOGITS = (*OF_LOGITS, "entropy")
+"""Paths of items that are there where whole logits are."""
+
+
 def _without_logits(document: Mapping[str, Any], fused: FusedLoss) -> dict[str, Any]:
     changed = deepcopy(dict(document))
     for phase in changed["phases"]:
@@ -223,6 +227,7 @@ def _without_logits(document: Mapping[str, Any], fused: FusedLoss) -> dict[str, 
         del phase["logits"]
         if fused.logits:
             phase["logits"] = fused.logits
-        if fused.items:
-            phase["items"] = [*phase.get("items", ()), *fused.items]
+        kept = [item for item in phase.pop("items", ()) if item["path"] not in WITH_LOGITS]
+        if items := [*kept, *fused.items]:
+            phase["items"] = items
     return changed

@@ -15,6 +15,8 @@ with late_functions(__name__):
 MOST_HALVES = 5
 GENERATED = ("max_model_len", "prompt_tokens")
 """Lengths of what a model generates between its own steps, whose cache is as long as its rows."""
+OF_LOGITS = ("waiting_logits",)
+"""Paths of items that are of as many tokens as a phase's logits."""
 
 
 def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def with_shorter_rows(document: Mapping[str, Any], halves: int) -> dict[str, Any
         role["plan"].get("serving", {}) for role in changed["roles"].values() if is_own_generation(role)
     ):
         serving |= {at: max(1, serving[at] // part) for at in GENERATED if isinstance(serving.get(at), int)}
-    return _with_fewer_logits(changed, part)
+    return _with_logits_of(changed, 1, part)
 
 
 def with_rows_of(document: Mapping[str, Any], tokens: int, counted: int) -> dict[str, Any]:
@@ -59,9 +61,17 @@ def _set_in_proportion(held: dict[str, Any], names: tuple[str, ...], more: int, 
 
 def _with_logits_of(document: dict[str, Any], more: int, counted: int) -> dict[str, Any]:
     for phase in document["phases"]:
-        if isinstance((phase.get("logits") or {}).get("tokens"), int):
-            _set_in_proportion(phase["logits"], ("tokens",), more, counted)
+        _set_logits(phase, more, counted)
     return document
+
+
+def _set_logits(phase: dict[str, Any], more: int, counted: int) -> None:
+    """A phase's logits, and what of its items is of all of them, in proportion."""
+    if isinstance((phase.get("logits") or {}).get("tokens"), int):
+        _set_in_proportion(phase["logits"], ("tokens",), more, counted)
+    for item in phase.get("items", ()):
+        if item["path"] in OF_LOGITS:
+            item["bytes"] = [-(-size * more // counted) for size in item["bytes"]]
 
 
 def with_smaller_batches(document: Mapping[str, Any], times: int, ranks: int) -> dict[str, Any]:
@@ -73,7 +83,7 @@ def with_smaller_batches(document: Mapping[str, Any], times: int, ranks: int) ->
         rows = plan.get("microbatch")
         if isinstance(rows, int) and rows % times == 0:
             plan |= {"microbatch": rows // times, "global_batch": plan.get("global_batch") or rows * ranks}
-    return _with_fewer_logits(changed, times)
+    return _with_logits_of(changed, 1, times)
 
 
 def with_smaller_pass(document: Mapping[str, Any], name: str, part: str, count: int) -> dict[str, Any]:
@@ -89,8 +99,7 @@ def with_smaller_pass(document: Mapping[str, Any], name: str, part: str, count: 
         plan = role_plan
         plan.pop("global_batch", None)
     before, plan[part] = plan[part], count
-    if isinstance((phase.get("logits") or {}).get("tokens"), int):
-        phase["logits"]["tokens"] = max(1, -(-phase["logits"]["tokens"] * count // before))
+    _set_logits(phase, count, before)
     return changed
 
 
@@ -109,14 +118,6 @@ def _training_plans(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Plans of roles that train or are read as what trains is, and what phases say otherwise of them."""
     plans = [role["plan"] for role in document["roles"].values() if role["plan"].get("task") == "train"]
     return [*plans, *(phase["plan"] for phase in document["phases"] if phase.get("plan"))]
-
-
-def _with_fewer_logits(document: dict[str, Any], part: int) -> dict[str, Any]:
-    for phase in document["phases"]:
-        logits = phase.get("logits") or {}
-        if isinstance(logits.get("tokens"), int):
-            logits["tokens"] = -(-logits["tokens"] // part)
-    return document
 
 
 def tokens_at_once(document: Mapping[str, Any]) -> int:
