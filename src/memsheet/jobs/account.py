@@ -16,6 +16,7 @@ from memsheet.frozen import dataclass, field, replace
 from memsheet.jobs.emptied import with_emptied_loads
 from memsheet.jobs.forward import forward_items, generation_items
 from memsheet.jobs.logits import logits_item, step_items
+from memsheet.jobs.read_in_step import read_item, readers_of
 from memsheet.jobs.resident import OF_PROCESS, host_bytes, resident_items
 from memsheet.plan.device import Cluster, resize_cluster
 from memsheet.plan.job import Job, Phase, Residency, Role, Work
@@ -33,7 +34,12 @@ class _Accounted:
     job: Job
     replays: bool
     known: dict[tuple[str, int, int], Sheet] = field(default_factory=dict)
-    prompts: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
+
+    def recomputed(self, role: Role, plan: Plan) -> Plan:
+        """``plan`` with every layer recomputed, made once for ``role``."""
+        made = replace(plan, recompute=replace(plan.recompute, mode=RecomputeMode.FULL))
+        return self.plans.setdefault(role.name, made)
 
     def sheet_of(self, role: Role, stage: int, plan: Plan | None = None) -> Sheet:
         plan = plan or role.plan
@@ -151,10 +157,25 @@ def _role_items(accounted: _Accounted, phase: Phase, role: Role, stage: int) -> 
             own = own if _has_pool(role) else _generated_items(accounted, role, stage, own)
         return tuple(_with_late_states(own)) if late else own
     assert phase.logits is not None
-    items = tuple(step_items(role, sheet, *logits, phase.logits))
+    step = phase.plan or role.plan
+    items = tuple(step_items(role, step, sheet, *logits, phase.logits))
+    items = (*items, *_read_items(accounted, phase, step, items, stage))
     items = tuple(_with_late_states(items)) if late else items
     shares = tuple(_pass_slack(accounted, role, items))
     return (*items, *(_slack_of_both(item, sheet, items) for item in shares))
+
+
+def _read_items(
+    accounted: _Accounted, phase: Phase, step: Plan, items: tuple[Item, ...], stage: int
+) -> Iterator[Item]:
+    """What passes of frozen models over the rows of a step take beyond ``items``, which are its own."""
+    if phase.logits is None:
+        return
+    for reader in readers_of(accounted.job, phase):
+        plan = accounted.recomputed(reader, replace(reader.plan, workload=step.training))
+        found = read_item(reader, plan, accounted.sheet_of(reader, stage, plan), phase.logits, items)
+        if found is not None:
+            yield found
 
 
 def _generated_items(
@@ -166,14 +187,8 @@ def _generated_items(
         return items
     serving = role.plan.serving
     rows, tokens = serving.max_sequences or 1, serving.prompt_tokens or serving.max_model_len or 1
-    plan = accounted.prompts.setdefault(
-        role.name,
-        replace(
-            owner.plan,
-            workload=replace(owner.plan.training, microbatch=rows, seq_len=tokens),
-            recompute=replace(owner.plan.recompute, mode=RecomputeMode.FULL),
-        ),
-    )
+    workload = replace(owner.plan.training, microbatch=rows, seq_len=tokens)
+    plan = accounted.recomputed(role, replace(owner.plan, workload=workload))
     return tuple(generation_items(owner, accounted.sheet_of(owner, stage, plan), int(rows), items))
 
 

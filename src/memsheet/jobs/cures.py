@@ -222,11 +222,9 @@ def _without_logits(document: Mapping[str, Any], fused: FusedLoss) -> dict[str, 
         if "logits" not in phase or (fused.reads and phase.get("work") == READ):
             continue
         del phase["logits"]
-        phase["items"] = [one for one in phase.get("items", ()) if one["path"] not in MADE_OF_LOGITS]
-        if not phase["items"]:
-            del phase["items"]
         if fused.logits:
             phase["logits"] = fused.logits
-        if fused.items:
-            phase["items"] = [*phase.get("items", ()), *fused.items]
+        kept = [item for item in phase.pop("items", ()) if item["path"] not in MADE_OF_LOGITS]
+        if items := [*kept, *fused.items]:
+            phase["items"] = items
     return changed

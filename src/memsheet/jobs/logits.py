@@ -15,7 +15,7 @@ from memsheet.plan.job import Logits, Role
 from memsheet.plan.plan import Plan
 from memsheet.sheet import NOTHING, Bytes, Component, Derived, Instant, Item, Sheet
 
-CASTS = Derived("saved for the gradient of the output matrix")
+INPUTS = Derived("saved for the gradient of the output matrix")
 OWN_LOSS = "loss"
 """How paths of the model's own loss begin, in whose place the framework's stands."""
 
@@ -25,14 +25,17 @@ def logits_item(role: Role, plan: Plan, logits: Logits, *, learnt: bool) -> Item
     sequence, where nobody says how many tokens they are of. ``learnt``: whether a gradient of them is made.
     """
     words = role.model.head.width
-    shards = int(plan.mesh.tp)
-    job = plan.training
-    brought = int(job.microbatch) * -(-int(job.length) // int(plan.mesh.cp))
-    tokens = brought if logits.tokens is None else logits.tokens
-    elements = tokens * -(-int(words) // shards)
+    elements = positions(plan, logits) * -(-int(words) // int(plan.mesh.tp))
     each = logits.per_logit + Bytes.exact(int(_capped_bytes(role, plan)) if learnt else 0)
     size = Bytes(elements * each.low, elements * each.value, elements * each.high) if elements else NOTHING
     return Item(Component.TEMPORARIES, "logits", {Instant.LOSS: size}, Derived(logits.why))
+
+
+def positions(plan: Plan, logits: Logits) -> int:
+    """Tokens of a rank that have logits."""
+    job = plan.training
+    brought = int(job.microbatch) * -(-int(job.length) // int(plan.mesh.cp))
+    return brought if logits.tokens is None else logits.tokens
 
 
 def _capped_bytes(role: Role, plan: Plan) -> int:
@@ -42,7 +45,7 @@ def _capped_bytes(role: Role, plan: Plan) -> int:
     return plan.precision.compute.nbytes(1) if role.model.head.softcap else 0
 
 
-def step_items(role: Role, sheet: Sheet, logits: Item, each: Logits) -> Iterator[Item]:
+def step_items(role: Role, plan: Plan, sheet: Sheet, logits: Item, each: Logits) -> Iterator[Item]:
     """A training step whose loss is made of whole logits. ``sheet``: of the step with a loss that makes
     none.
     """
@@ -57,8 +60,8 @@ def step_items(role: Role, sheet: Sheet, logits: Item, each: Logits) -> Iterator
             yield replace(item, at={when: at[when] for when in Instant if when in at})
     if any(item.path.endswith(CAST) for item in sheet.items):
         yield cast_output_matrix(role)
-        if _trains_head(role):
-            yield _cast_inputs(role, logits, each)
+    if _trains_head(role):
+        yield _head_inputs(role, plan, each)
     yield logits
 
 
@@ -68,13 +71,13 @@ def _trains_head(role: Role) -> bool:
     return adapter is None or "lm_head" in (*adapter.targets, *adapter.full_modules)
 
 
-def _cast_inputs(role: Role, logits: Item, each: Logits) -> Item:
-    """What the output matrix is multiplied by, in the dtype of products, which its gradient is made of."""
-    size = logits.at.get(Instant.LOSS, NOTHING)
-    words = -(-int(role.model.head.width) // int(role.plan.mesh.tp))
-    tokens = int(size.high) // (words * max(1, int(each.per_logit.high)))
-    held = Bytes.exact(role.plan.precision.compute.nbytes(tokens * role.model.hidden))
-    return Item(Component.SAVED_ACTIVATIONS, f"lm_head{CAST}_input", {Instant.LOSS: held}, CASTS)
+def _head_inputs(role: Role, plan: Plan, logits: Logits) -> Item:
+    """What the output matrix is multiplied by, in the dtype of products, which its gradient is made of: the
+    last norm's output, its cast, or a copy of the positions that have logits, whose rows do not lie one
+    after another.
+    """
+    size = plan.precision.compute.nbytes(positions(plan, logits) * role.model.hidden)
+    return Item(Component.SAVED_ACTIVATIONS, "lm_head/input", {Instant.LOSS: Bytes.exact(size)}, INPUTS)
 
 
 def _at_logits(item: Item) -> Bytes | None:

@@ -131,8 +131,11 @@ def preference_document(
         phase["logits"] = {"bytes": list(each), "why": WHY}
         if method.reference and learnt in READ_IN_STEP:
             phase["items"] = [_waiting_item(actor, vocab, widened=widened)]
-        if learnt is PAIRS and widened and method.reference and said.get("use_weighting") is not True:
-            phase["items"] = [*phase.get("items", ()), _entropy_item(actor, vocab)]
+        if learnt in READ_IN_STEP and widened and method.reference and said.get("use_weighting") is not True:
+            phase["items"] = [
+                *phase.get("items", ()),
+                _entropy_item(actor, vocab, learnt.widened[1] - AT_ENTROPY),
+            ]
     elif method.method == "KTO":
         phase["logits"] = {"bytes": list(READ_OF_KTO), "why": "of the mismatched answers, read only"}
     if "reference" in roles and widened_bytes:
@@ -171,12 +174,17 @@ def _waiting_item(actor: Mapping[str, Any], vocab: int, *, widened: bool) -> dic
     return extra_item("temporaries", WAITING, (0, size, size), why, "forward")
 
 
-def _entropy_item(actor: Mapping[str, Any], vocab: int) -> dict[str, Any]:
+AT_ENTROPY = 12
+"""Bytes of a logit while an entropy is made, in fp32: itself, the reference's and a whole copy."""
+
+
+def _entropy_item(actor: Mapping[str, Any], vocab: int, counted: int) -> dict[str, Any]:
     """What an entropy of the moment takes, which the figures of newer releases have
-    (trainer/dpo_trainer.py:1587).
+    (trainer/dpo_trainer.py:1587), beyond ``counted`` bytes of a logit that are there at another moment.
     """
     positions = int(actor.get("microbatch") or 1) * int(actor.get("seq_len") or ENTROPY_ROWS)
-    most = ENTROPY_BYTES * min(positions, ENTROPY_ROWS) * vocab
+    taken = ENTROPY_BYTES * min(positions, ENTROPY_ROWS) - max(0, counted) * positions
+    most = max(0, taken) * vocab
     return extra_item("temporaries", ENTROPY, (0, most, most), "of 128 positions at a time", "loss")
 
 
