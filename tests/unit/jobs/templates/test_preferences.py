@@ -94,8 +94,8 @@ def rows_of(answer: memsheet.Answer, *, without: tuple[str, ...] = ()) -> dict[A
 
 
 def test_probabilities_made_before_remove_exactly_the_reference(tmp_path: Path) -> None:
-    """And its pass, what waits for it, and what an entropy takes beside its logits: without them another moment
-    is the largest.
+    """And its pass, what waits for it, and what an entropy takes beside its logits: without them another
+    moment is the largest.
     """
     beside = told(checked(tmp_path, f"{TRL}beta: 0.1\n"))
     before = told(checked(tmp_path, f"{TRL}beta: 0.1\nprecompute_ref_log_probs: true\n"))
