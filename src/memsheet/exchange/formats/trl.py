@@ -96,6 +96,8 @@ OF_TRAINERS = frozenset({
     MODEL, "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "bf16", "num_train_epochs", "max_steps",
 })  # fmt: skip
 """A recipe names its model, or leaves it to the command and has a method's key beside a trainer's."""
+OF_OWN_SCRIPTS = frozenset({"model", "model_name", "model_id", "model_path", "base_model"})
+"""How scripts of one's own call the model, whose files are read by whatever names they have."""
 
 
 OF_SCRIPTS = {
@@ -427,7 +429,7 @@ FORMAT: Format = Format(
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split", "dataset_name",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
-    needs_one=(OF_METHODS, OF_TRAINERS), named=method_of_name, refers=("deepspeed", "config"), inlines=("fsdp_config",), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
+    needs_one=(OF_METHODS, OF_TRAINERS), never=OF_OWN_SCRIPTS, named=method_of_name, refers=("deepspeed", "config"), inlines=("fsdp_config",), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
     differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
     notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
     program_known=_is_for_trl, strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know
