@@ -171,10 +171,12 @@ def embedding_output(step: Step, run: int, repetition: int, place: int) -> list[
 
 def asked_embeddings(step: Step) -> Moment:
     """From the end of forward to that of backward, what embeddings return where it stays though it is on the
-    host.
+    host; what they retain on the card is counted as that.
     """
     first = step.walk.embeddings
-    return [(1, first.part.lingers)] if first is not None and first.part.lingers.held else []
+    if first is None or first.part.lingers.held.keys() <= first.part.retained.held.keys():
+        return []
+    return [(1, first.part.lingers)]
 
 
 def tower_resident_tensors(step: Step, run: int) -> Moment:
