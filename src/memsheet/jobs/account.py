@@ -34,12 +34,15 @@ class _Accounted:
     job: Job
     replays: bool
     known: dict[tuple[str, int, int], Sheet] = field(default_factory=dict)
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: list[tuple[str, Plan]] = field(default_factory=list)
 
-    def recomputed(self, role: Role, plan: Plan) -> Plan:
-        """``plan`` with every layer recomputed, made once for ``role``."""
+    def recomputed_plan(self, role: Role, plan: Plan) -> Plan:
+        """``plan`` with every layer recomputed, the same object for ``role`` as long as it is the same."""
         made = replace(plan, recompute=replace(plan.recompute, mode=RecomputeMode.FULL))
-        return self.plans.setdefault(role.name, made)
+        known = next((held for name, held in self.plans if name == role.name and held == made), None)
+        if known is None:
+            self.plans.append((role.name, made))
+        return known or made
 
     def sheet_of(self, role: Role, stage: int, plan: Plan | None = None) -> Sheet:
         plan = plan or role.plan
@@ -172,7 +175,7 @@ def _read_items(
     if phase.logits is None:
         return
     for reader in readers_of(accounted.job, phase):
-        plan = accounted.recomputed(reader, replace(reader.plan, workload=step.training))
+        plan = accounted.recomputed_plan(reader, replace(reader.plan, workload=step.training))
         found = read_item(reader, plan, accounted.sheet_of(reader, stage, plan), phase.logits, items)
         if found is not None:
             yield found
@@ -188,7 +191,7 @@ def _generated_items(
     serving = role.plan.serving
     rows, tokens = serving.max_sequences or 1, serving.prompt_tokens or serving.max_model_len or 1
     workload = replace(owner.plan.training, microbatch=rows, seq_len=tokens)
-    plan = accounted.recomputed(role, replace(owner.plan, workload=workload))
+    plan = accounted.recomputed_plan(role, replace(owner.plan, workload=workload))
     return tuple(generation_items(owner, accounted.sheet_of(owner, stage, plan), int(rows), items))
 
 

@@ -11,7 +11,7 @@ from memsheet.frozen import dataclass, replace
 from memsheet.late import late_functions
 from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.readers.fields import Fields
-from memsheet.readers.label_heads import as_its_class_has_it
+from memsheet.readers.label_heads import with_head_of_class
 from memsheet.readers.quantization import stored_quantization
 from memsheet.readers.registry import FAMILIES
 from memsheet.readers.rope_lengths import scaled_positions, windows_rotate_apart
@@ -100,7 +100,7 @@ def read_hf_config(
         scaled_positions=scaled_positions(data, spec.max_positions),
         windows_rotate_apart=windows_rotate_apart(data),
     )
-    return as_its_class_has_it(found, data)
+    return with_head_of_class(found, data)
 
 
 def _of_words_alone(stored: StoredQuantization | None, spec: ModelSpec) -> StoredQuantization | None:

@@ -28,7 +28,7 @@ def without_vocabulary(model: ModelSpec | None, why: str) -> ModelSpec | None:
     return replace(model, head=Head(kind="none", width=model.head.width), source=source)
 
 
-def as_its_class_has_it(model: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
+def with_head_of_class(model: ModelSpec, data: Mapping[str, Any]) -> ModelSpec:
     """The model with the head of the class that its config.json names."""
     named = data.get("architectures")
     first = str(named[0]) if isinstance(named, list) and named else ""

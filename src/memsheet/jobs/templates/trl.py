@@ -55,7 +55,7 @@ PRECISIONS = {"transformers": "bf16-autocast", "deepspeed": "bf16-master", "fsdp
 trainer/base_config.py:105); DeepSpeed keeps fp32 beside it.
 """
 TRL = "TRL"
-OF_RELEASES = 8
+DIVIDED_LOGIT_BYTES = 8
 """Bytes of a logit in fp32 while it is divided by the temperature, which releases do not do in place (the
 wheels of TRL 0.19.0, 0.29.0 and 1.10.0: trainer/grpo_trainer.py:871, 1078, 1532).
 """
@@ -202,7 +202,11 @@ def _trainer_phases(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     in_bf16 = 2 + -(-2 // rows)
     widened = values["engine"] != "deepspeed"
     summed = max(6, 4 + -(-4 // rows))  # a row's exponentials beside all logits (trainer/utils.py:506-508)
-    read = (in_bf16, summed, max(OF_RELEASES, summed)) if widened else (in_bf16, in_bf16, max(6, in_bf16))
+    read = (
+        (in_bf16, summed, max(DIVIDED_LOGIT_BYTES, summed))
+        if widened
+        else (in_bf16, in_bf16, max(6, in_bf16))
+    )
     beside = 8 + -(-ENTROPY_BYTES * min(tokens, ENTROPY_ROWS) // tokens)
     learnt = (8, max(16, beside), max(16, beside)) if widened else (8, 8, 16)
     only_read = logits_key(tokens, read, "of answers, read only (trainer/grpo_trainer.py:1435)")
