@@ -205,7 +205,8 @@ def _has_needed_keys(form: Format, found: Mapping[str, Any]) -> bool:
     """
     told = all(at in found and (value is ... or found[at] == value) for at, value in form.needs.items())
     told = told and not form.never & found.keys()
-    return told and all(any(_stands_in(found, at) for at in places) for places in form.needs_one)
+    told = told and (form.names_itself is None or form.names_itself(found))
+    return told and (not form.needs_one or any(_stands_in(found, at) for at in form.needs_one))
 
 
 def _stands_in(found: Mapping[str, Any], at: str) -> bool:

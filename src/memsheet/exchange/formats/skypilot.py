@@ -126,7 +126,7 @@ FORMAT = Format(
         *allocator_conf_rows("envs."),
     ),
     fixed=lambda asked: {"workdir": "."} if asked["engine"] in SCRIPTS else {"workdir": ".", "envs.TRAIN": "train.py"},
-    marks=frozenset({"num_nodes", "resources", "file_mounts"}), needs_one=(OWN,), beside=frozenset({"*"}), compose=_compose_skypilot_task, problems=_skypilot_plan_problems, along=server_of,
+    marks=frozenset({"num_nodes", "resources", "file_mounts"}), needs_one=OWN, beside=frozenset({"*"}), compose=_compose_skypilot_task, problems=_skypilot_plan_problems, along=server_of,
     known=frozenset({
         "workdir.url", "workdir.ref", "workdir", "setup", "envs", "envs.*", "secrets", "secrets.*", "managed_secrets", "file_mounts.*", "volumes.*",
         "service.*", "pool.*", "config.*", "event_callback", "file_mounts_mapping.*", "volume_mounts", "api_server_access", "inputs.*", "outputs.*",

@@ -27,6 +27,7 @@ from memsheet.exchange.shared.older_keys import (
 from memsheet.exchange.shared.packed_storage import packed_storage, storage_word
 from memsheet.exchange.shared.program_releases import keys_of_one_program
 from memsheet.exchange.shared.read_only_rows import positive_count
+from memsheet.exchange.shared.role_words import ROLES
 from memsheet.exchange.shared.row_lengths import both_parts
 from memsheet.exchange.shared.script_places import ONE_PROCESS, OWN_SCRIPT, OWN_TRAINER, SCRIPT
 from memsheet.exchange.shared.serve_command import dtype_out
@@ -91,13 +92,18 @@ OTHERS = {
 """
 
 
-OF_METHODS = frozenset({MODEL, *(at for own in OTHERS.values() for at in own)})
+OF_METHODS = frozenset(at for own in OTHERS.values() for at in own)
 OF_TRAINERS = frozenset({
-    MODEL, "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "bf16", "num_train_epochs", "max_steps",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim", "bf16", "num_train_epochs", "max_steps",
 })  # fmt: skip
-"""A recipe names its model, or leaves it to the command and has a method's key beside a trainer's."""
-OF_OWN_SCRIPTS = frozenset({"model", "model_name", "model_id", "model_path", "base_model"})
-"""How scripts of one's own call the model, whose files are read by whatever names they have."""
+
+
+def _is_recipe(found: Mapping[str, Any]) -> bool:
+    """Whether a file names its model as TRL does, or leaves it to the command and has a method's key beside a
+    trainer's; one that calls its model otherwise is a script's own.
+    """
+    both = not OF_METHODS.isdisjoint(found) and not OF_TRAINERS.isdisjoint(found)
+    return MODEL in found or (both and frozenset(ROLES["model"]).isdisjoint(found))
 
 
 OF_SCRIPTS = {
@@ -429,7 +435,7 @@ FORMAT: Format = Format(
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split", "dataset_name",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
-    needs_one=(OF_METHODS, OF_TRAINERS), never=OF_OWN_SCRIPTS, named=method_of_name, refers=("deepspeed", "config"), inlines=("fsdp_config",), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
+    names_itself=_is_recipe, named=method_of_name, refers=("deepspeed", "config"), inlines=("fsdp_config",), absent=_not_accounted, stored="dtype", moves=_trl_moves, preferences=trl_preferences,
     differs=TRANSFORMERS.differs, beside=BESIDE, along=lambda asked: ("deepspeed",) if asked["engine"] == "deepspeed" else (),
     notes=("the dataset is a stand-in: put your own; run it with `trl sft --config recipe.yaml`",),
     program_known=_is_for_trl, strict=("",),  # trl/scripts/utils.py: TrlParser.parse_args_and_config stops at what it does not know

@@ -162,9 +162,12 @@ class Format:
         default_factory=dict
     )  # values that stand at its top in each of its files
     never: frozenset[str] = frozenset()  # keys at the top of other tools' files, which none of its files has
-    needs_one: tuple[
-        frozenset[str], ...
-    ] = ()  # sets of places, ``a.b`` inside an object, of each of which its files have one
+    needs_one: frozenset[str] = (
+        frozenset()
+    )  # places, ``a.b`` inside an object, of which each of its files has one
+    names_itself: Callable[[Mapping[str, Any]], bool] | None = (
+        None  # whether a file's tree is its own, where no key decides it
+    )
     older: Mapping[str, str] = field(
         default_factory=dict
     )  # by the engine's version, the format that it had then

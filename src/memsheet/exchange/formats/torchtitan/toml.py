@@ -256,7 +256,7 @@ OWN_PLACES = frozenset({
 FORMAT = Format(
     name="torchtitan-toml", file="torchtitan.toml", kind="toml", tested=VERSION, engines=("torchtitan",), keys=KEYS, problems=_toml_plan_problems,
     compose=_compose_toml_tables, parse=_parse_toml_text, marks=frozenset({P, AC, T}),
-    needs_one=(OWN_PLACES,),
+    needs_one=OWN_PLACES,
     said={"task": "train", "engine": "torchtitan", "engine_version": COMMIT},  # others have other files, and other bytes
     beside=frozenset({"attention", "allocator.expandable_segments"}),
     unmodelled={
